@@ -1,6 +1,6 @@
-"""Lean: environments, drivers, and what runs beside a candidate.
+"""Lean: environments, drivers, and all that runs beside a candidate.
 
-In the order in which to read them::
+In reading order::
 
     driver.py         what turns an operation into Lean's answer
     lean_driver.py    the driver that runs the ``lean`` program

@@ -1,11 +1,11 @@
 """Content hashes that an image brings beside its compiled modules.
 
-A new pod has an empty cache folder, and Mathlib is gigabytes. So the image's builder has them
-hashed once, ``python -m leanq.lean.baked_hashes FOLDER``, and each worker believes that list
+A new pod has an empty cache folder, and Mathlib is gigabytes. So the image's builder hashes the
+modules once, with ``python -m leanq.lean.baked_hashes FOLDER``. Each worker believes that list
 
-- if it is the superuser's or this user's own, and no other user can write to it or to the folder;
-- file by file, where size and time (to the second, as layers of images keep it) are as noted;
-- not at all if one of a few modules, drawn anew at each start, has another content.
+- if the superuser or this user owns it, and no other user can write to it or to the folder;
+- file by file, if size and time (to the second, as layers of images keep it) are as noted;
+- unless one of a few modules, drawn anew at each start, has another content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NS = 1_000_000_000
 
 
 def bake(folder: Path, files: Sequence[File]) -> None:
-    """Hashes these files of the folder, and notes that there; raises OSError."""
+    """Hashes these files of the folder, and writes the list there; raises OSError."""
     rows = [(f.name, f.size, f.mtime_ns // _NS, hash_file(f.path).hex()) for f in files]
     keep(folder / NAME, json.dumps(rows, separators=(",", ":")).encode())
     if read_kept(folder / NAME) is None:
@@ -38,7 +38,7 @@ def bake(folder: Path, files: Sequence[File]) -> None:
 
 
 def baked(folder: Path, files: Sequence[File]) -> Mapping[File, str]:
-    """The hashes that the folder brings, of those of its files that are as they were noted.
+    """Returns the hashes that the folder brings, for files that are unchanged.
 
     Raises:
         OSError: a file cannot be read.
@@ -74,7 +74,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def main() -> None:
-    """``python -m leanq.lean.baked_hashes FOLDER``: hashes the compiled modules in FOLDER."""
+    """Runs ``python -m leanq.lean.baked_hashes FOLDER``: hashes the compiled modules in FOLDER."""
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit("usage: python -m leanq.lean.baked_hashes FOLDER, that of compiled modules")
     folder = Path(sys.argv[1])

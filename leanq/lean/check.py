@@ -1,9 +1,9 @@
-"""A check: a text compiled, and judged where Lean would accept it.
+"""A check: compiles a text, and judges it if Lean would accept it.
 
-What the candidate's process says is a claim. Where it is that all is well, the compiled file is
-read once, and from these bytes a judge that never ran the candidate derives what counts: see
-:mod:`leanq.lean.audit.judge`. Lean is asked about the imported constants that the file rests on,
-in a process that never sees the candidate: see :mod:`leanq.lean.audit.audit`.
+The candidate's process only makes claims. If it claims success, the compiled file is read once. A
+judge that never ran the candidate derives from these bytes what counts: see
+:mod:`leanq.lean.audit.judge`. A process that never sees the candidate asks Lean about the imported
+constants behind the file: see :mod:`leanq.lean.audit.audit`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply,
 
 # An example that is compiled under a name is no less right for being a definition.
 NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
-# What Lean notes of a text, its examples among it.
+# Lean's notes about a text, its examples among them.
 _NOTES = "notes.ilean"
 _MOST_NOTES_BYTES = 64 << 20
-# As often as this may a text's CPU budget be spent on compiling it for its examples.
+# How many times a text's CPU budget may be spent on compiling it for its examples.
 _BUDGETS_FOR_EXAMPLES = 4.0
 _HEADERS_REMEMBERED = 256
 
 
 class Auditor:
-    """Judges and audits in one environment, and remembers which axioms are behind what it imports.
+    """Judges and audits in one environment, and remembers the axioms behind its imports.
 
     Attributes:
         judges: the judges of the environment.
@@ -56,12 +56,12 @@ class Auditor:
         self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
 
     async def runs_programs(self, code: str) -> str | None:
-        """What lets a text run programs of its own in this environment, as it stands there."""
+        """Returns the part of a text that lets it run programs of its own in this environment."""
         found = await asyncio.to_thread(evaluators, self._lean.environment)
         return await asyncio.to_thread(runs_programs, code, found)
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
-        """What a compiled text rests on; raises AuditError."""
+        """Returns the axioms behind a compiled text; raises AuditError."""
         return await audit(
             survey,
             allowed=allowed,
@@ -80,14 +80,15 @@ class Auditor:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a candidate has to prove, compiled on its own.
+    """A target that a candidate has to prove, compiled on its own.
 
     Attributes:
         file: the compiled file.
         ending: the name of the declaration behind its text.
-        theorems: those to prove; none stands for all that the text declares.
+        theorems: the theorems to prove; none means all that the text declares.
         holes: definitions whose values the candidate may choose; None for all that are a sorry.
-        is_whole: whether all that it declares has to stand in the candidate, beside the theorems.
+        is_whole: whether the candidate has to have all that the target declares, beside the
+            theorems.
         stand_in: an axiom of ours in the candidate.
     """
 
@@ -99,7 +100,7 @@ class Target:
     stand_in: str = ""
 
     def order(self) -> dict[str, Any]:
-        """What the judge has to know of it."""
+        """Returns the frame that tells the judge about it."""
         return {
             "target_ending": self.ending,
             "theorems": self.theorems,
@@ -118,10 +119,10 @@ async def check(
     target: Target | None = None,
     options: Sequence[str] = (),
 ) -> Reply:
-    """The verdict on ``code`` within the request's budgets, by its rules.
+    """Returns the verdict on ``code`` within the request's budgets, by its rules.
 
     Args:
-        target: what the text has to prove as well.
+        target: a target that the text has to prove as well.
         options: flags for Lean besides the environment's.
     """
     compilation = Compilation(lean, request, code, target=target, options=options)
@@ -131,7 +132,7 @@ async def check(
 
 
 class Compilation:
-    """One candidate on its way: compiled, and judged where that is due."""
+    """One candidate: compiles it, and judges it if that is due."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class Compilation:
         self._notes = ("-i", _NOTES) if notes else ()
 
     async def compile(self, slot: Slot) -> Reply:
-        """Lean's verdict, which stands unless it is ``accepted``."""
+        """Returns Lean's verdict, which stands unless it is ``accepted``."""
         if not self._request.audit:
             run = await self._run(slot, self._ended.code)
             return self._told(run.outcome, run)
@@ -165,7 +166,7 @@ class Compilation:
         run = await self._run(slot, ended.text)
         outcome, was_read = run.outcome, True
         if outcome.verdict == "rejected" and ended.is_involved(outcome.messages):
-            # Lean shall find its errors in the text as it is.
+            # Lean's errors have to be about the text as it is.
             run = await self._run(slot, ended.code)
             outcome, was_read = run.outcome, False
         reply = self._told(replace(outcome, messages=ended.own(outcome.messages)), run)
@@ -187,7 +188,7 @@ class Compilation:
         return await self._lean.run(slot, text, limits, options=options)
 
     async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
-        """The last word on what :meth:`compile` has said."""
+        """Returns the final verdict on the result of :meth:`compile`."""
         if self._file is None or reply.verdict != "accepted":
             return reply
         started = time.monotonic()
@@ -243,7 +244,7 @@ class Compilation:
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
-        """Takes the compiled file, and one for each example of the text."""
+        """Reads the compiled file, and one for each example of the text."""
         try:
             file = await asyncio.to_thread(read_parts, olean(slot))
             if self._notes:
@@ -285,7 +286,7 @@ class Compilation:
 
 
 def _unnamed(reply: Reply, run: Run) -> Reply:
-    """What becomes of a text that does not compile with a name for an example."""
+    """Returns the verdict on a text that does not compile with a name for an example."""
     outcome = run.outcome
     if outcome.verdict not in LEAN_VERDICTS:
         return replace(
@@ -296,7 +297,7 @@ def _unnamed(reply: Reply, run: Run) -> Reply:
 
 
 def _told_apart(reply: Reply, why: str) -> Reply:
-    """What becomes of a text with examples that cannot be judged by names for them."""
+    """Returns the verdict on a text whose examples cannot be judged by names for them."""
     text = (
         f"leanq: Lean accepts it, but its examples cannot be judged: {why}. State what they state "
         "as theorems, or verify it against a target"
@@ -334,7 +335,7 @@ def _differs(reply: Reply, found: Judgement) -> Reply:
 
 
 def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
-    """What becomes of a text that can put another result in the place of its own."""
+    """Returns the verdict on a text that can replace its own result."""
     if trusted:
         return replace(reply, reason="runs_programs")
     text = (
@@ -355,7 +356,7 @@ def _unread(reply: Reply) -> Reply:
 
 
 def _unaudited(reply: Reply, error: AuditError) -> Reply:
-    """What cannot be audited is never accepted."""
+    """Returns the verdict on a text that cannot be audited, which is never accepted."""
     text = f"the compiled result cannot be audited: {error}"
     return _rejected(reply, "kernel_refused", text)
 

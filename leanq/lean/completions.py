@@ -1,6 +1,6 @@
-"""What models write and data sets hold, made into texts that Lean checks.
+"""Makes texts for Lean from models' answers and from data sets.
 
-Nothing here decides on a verdict: what it makes is verified against its statement.
+Nothing here decides on a verdict: the result is verified against its statement.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _LANGUAGE = re.compile(r"\{?\.?(\w*)")
 _LEAN = ("lean", "lean4", "tactics")
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _THOUGHT_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
-# The tokens by which models end, which some servers leave in the text.
+# Tokens at the end of a model's answer, which some servers leave in the text.
 _END = re.compile(r"\s*(?:</s>|<[|｜][^|｜<>\n]*[|｜]>)\s*\Z")
 _TAG = re.compile(r"^[ \t]*</?[a-z][a-z_]*>[ \t]*$", re.MULTILINE)
-# A sentence at the margin: no line of Lean has three words, none of its signs, and a full stop.
+# A sentence at the margin. No line of Lean has three words, none of its signs, and a full stop.
 _PROSE = re.compile(
     r"(?:\*\*|#+ |[-*] |[0-9]+\. )?[A-Z][\w'’]*(?:[ ,][^:=⟨⟩←→∀∃λ|]*)?[.:!?](?:\*\*)?\s*"
 )
 _DECLARED = re.compile(r"\b(?:theorem|lemma|def|abbrev|instance|example)\b[ \t\n]*([^\s({\[:]*)")
-# What may stand in front of a declaration's keyword and belongs to it.
+# Words that stand before a declaration's keyword and belong to it.
 _MODIFIERS = re.compile(
     r"(?:/--(?:[^-]|-(?!/))*-/\s*|@\[[^\]\n]*\]\s*|(?:private|protected|noncomputable)\s+)*\Z"
 )
@@ -44,11 +44,11 @@ _TACTICS = frozenset(_TACTIC_WORDS.split(" "))
 
 
 def candidate_of(statement: str, completion: str) -> str:
-    """Makes the text to verify against a statement of what a model wrote.
+    """Makes the text to verify against a statement from a model's answer.
 
-    A whole text stands for itself, behind what the statement has and it lacks: imports, and what
-    is declared and opened in front of the theorem. A proof alone takes the statement's ``sorry``'s
-    place.
+    A whole text stands for itself. It gets the statement's imports, and the declarations and
+    openings in front of its theorem, if it lacks them. A proof alone takes the place of the
+    statement's ``sorry``.
 
     >>> candidate_of("theorem t : p := by sorry", "I think:\\n```lean\\nintro x\\nexact h\\n```")
     'theorem t : p := by\\n  intro x\\n  exact h'
@@ -62,9 +62,9 @@ def candidate_of(statement: str, completion: str) -> str:
 def last_block(text: str, statement: str = "") -> str:
     """Returns the Lean code of a model's answer.
 
-    That is the last fenced block that declares what the statement does, or else the last one; of
-    blocks that are said to be Lean before blocks that are not said to be anything. Without a fence
-    it is the answer without its prose. What stands in marks of thought counts for nothing.
+    It is the last fenced block that declares the same as the statement, or else the last block.
+    Blocks marked as Lean go before unmarked ones. Without a fence it is the answer without its
+    prose. Text between marks of thought does not count.
     """
     text = _plain(text)
     labelled, unlabelled = list[str](), list[str]()
@@ -81,7 +81,7 @@ def last_block(text: str, statement: str = "") -> str:
 
 
 def _plain(text: str) -> str:
-    """An answer without thoughts, and with the ends of lines that Lean knows."""
+    """Returns an answer without thoughts, with line ends that Lean knows."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     text = _THOUGHT.sub("", _END.sub("\n", text))
     # A prompt may have opened the thought, or the fence.
@@ -90,7 +90,7 @@ def _plain(text: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """The language and the body of each fenced block."""
+    """Yields the language and the body of each fenced block."""
     opened: re.Match[str] | None = None
     fences = [*_FENCE.finditer(text)]
     if len(fences) % 2 and not fences[0][2].strip() and text[: fences[0].start()].strip():
@@ -112,7 +112,7 @@ def _language(fence: re.Match[str]) -> str:
 
 
 def _with_spaces(text: str) -> str:
-    """A text without tabs at the beginning of its lines, which Lean does not take."""
+    """Returns a text without tabs at the beginning of its lines, since Lean refuses them."""
     if "\t" not in text:
         return text
     lines = text.split("\n")
@@ -123,7 +123,7 @@ def _with_spaces(text: str) -> str:
 
 
 def _without_prose(text: str) -> str:
-    """A text without the sentences in front of it and behind it."""
+    """Returns a text without the sentences before and behind it."""
     lines = text.split("\n")
     while lines and (not lines[0].strip() or _PROSE.fullmatch(lines[0])):
         del lines[0]
@@ -137,7 +137,7 @@ def _without_prose(text: str) -> str:
 
 
 def _behind_its_preamble(statement: str, text: str) -> str:
-    """A whole text behind what the statement has in front of its theorem, where it lacks that."""
+    """Returns a whole text behind the parts of the statement's beginning that it lacks."""
     own = split_header(text)
     if own.imports or own.is_prelude:
         return text
@@ -147,14 +147,14 @@ def _behind_its_preamble(statement: str, text: str) -> str:
     header = split_header(statement).text
     before = statement[: first.start()] if first is not None else header
     before = before[: _MODIFIERS.search(before).start()]  # type: ignore[union-attr]
-    # What the text has of it already is not lent again.
+    # The text has this part already.
     behind_header = before.removeprefix(header).strip()
     lent = header if behind_header and behind_header in text else before
     return f"{lent.rstrip()}\n{text}" if lent.strip() else text
 
 
 def with_header(header: str, text: str) -> str:
-    """A text behind a header, unless it has imports of its own or begins with that header."""
+    """Returns a text behind a header, unless it has imports or begins with that header."""
     if not header.strip() or text.startswith(header.rstrip()):
         return text
     own = split_header(text)
@@ -164,7 +164,7 @@ def with_header(header: str, text: str) -> str:
 
 
 def with_sorry(statement: str) -> str:
-    """A statement with ``sorry`` for its proof, where it stops at ``:=`` or ``by``.
+    """Returns a statement that stops at ``:=`` or ``by`` with ``sorry`` for its proof.
 
     >>> with_sorry("theorem t : p := by\\n")
     'theorem t : p := by\\n  sorry'
@@ -178,7 +178,7 @@ def with_sorry(statement: str) -> str:
 
 
 def is_whole(statement: str, text: str) -> bool:
-    """Whether a text declares what the statement does, and is no proof alone."""
+    """Returns whether a text declares the same as the statement, and is no proof alone."""
     if split_header(text).imports:
         return True
     names = {match[1] for match in _DECLARED.finditer(statement)}
@@ -186,9 +186,9 @@ def is_whole(statement: str, text: str) -> bool:
 
 
 def open_definitions(statement: str) -> tuple[str, ...]:
-    """The definitions of a statement whose value is a ``sorry`` and nothing else, in its order.
+    """Returns the definitions of a statement whose value is exactly a ``sorry``, in its order.
 
-    Their names are whole ones, as a target's holes are called.
+    The names are whole ones, as for a target's holes.
 
     >>> open_definitions("namespace A\\nabbrev b : Nat := sorry\\ntheorem t : b = 2 := sorry")
     ('A.b',)
@@ -220,9 +220,10 @@ def _whole_name(name: str, spaces: Iterable[str | None]) -> str:
 
 
 def with_proof(statement: str, proof: str) -> str:
-    """A statement with a proof alone in the place of its last ``sorry``.
+    """Returns a statement with a proof in the place of its last ``sorry``.
 
-    A proof that begins with ``:=`` or ``by`` where the statement has one too takes its place.
+    If both the proof and the statement have ``:=`` or ``by`` there, the proof's takes the
+    statement's place.
 
     >>> with_proof("theorem t : p := by sorry", "by\\n  exact h")
     'theorem t : p := by exact h'
@@ -255,7 +256,8 @@ def with_proof(statement: str, proof: str) -> str:
 
 
 def _is_of_tactics(proof: str) -> bool:
-    """Tells whether a proof without ``by`` has a line that begins with a tactic, so is no term."""
+    """Returns whether a proof without ``by`` has a line that begins with a tactic, and so is no
+    term."""
     lines = [line for line in proof.split("\n") if line.strip()]
     least = min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
     ways = (line.split(None, 1)[0] for line in lines if len(line) - len(line.lstrip()) <= least)
@@ -263,9 +265,10 @@ def _is_of_tactics(proof: str) -> bool:
 
 
 def _further_in(proof: str) -> str:
-    """The lines of tactics, none of them at the margin and the first no further in than others.
+    """Returns the lines of tactics, none of them at the margin, and the first no deeper than
+    others.
 
-    A first line that stood behind ``by``, or lost its blanks, is as far in as the next.
+    Returns a first line that stood behind ``by``, or lost its blanks, as deep as the next one.
     """
     lines = proof.split("\n")
     depths = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
@@ -277,5 +280,5 @@ def _further_in(proof: str) -> str:
 
 
 def _stands_alone(line: str) -> bool:
-    """Tells whether a tactic ends with its line."""
+    """Returns whether a tactic ends with its line."""
     return not re.search(r"(?:\bby|=>|:=|\bdo|\bwith|\bat|[,⟨(\[|·])\s*\Z", line)

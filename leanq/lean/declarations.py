@@ -1,8 +1,9 @@
-"""What a text declares, from its compiled data: kinds, statements, dependencies, axioms, places.
+"""Reads a text's declarations from its compiled data: kinds, statements, dependencies, axioms,
+places.
 
-The text is compiled in the sandbox like any candidate, and what is compiled is read as data. Only
-statements are what Lean prints for the text itself, with its own notation; a text that can run
-programs can have them say anything, so nothing here is a verdict.
+The text is compiled in the sandbox like any candidate, and the compiled file is read as data. Lean
+prints the statements for the text itself, in its own notation. A text that can run programs can
+make them say anything, so nothing here is a verdict.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _LEVEL = re.compile(r"\bleanqLevel\d+\b")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a text declares under one name.
+    """One declaration of a text.
 
     Attributes:
-        name: in full.
+        name: its full name.
         kind: ``theorem``, ``definition``, ``axiom``, ``opaque``, ``inductive``, ``constructor``,
             ``recursor`` or ``quotient``.
-        statement: its type, as Lean prints it; None where Lean has no syntax for the name.
+        statement: its type, as Lean prints it; None if Lean has no syntax for the name.
         universes: its universe parameters, in order.
-        local: names of this text that its type and value refer to, those that Lean has made on the
-            way (such as matchers) replaced by what they refer to.
-        imported: names of imported constants that it refers to so.
-        axioms: all that it rests on; ``sorryAx`` among them where a sorry is behind it.
-        line, column, end_line, end_column: where it stands, lines from 1 and columns from 0.
+        local: names of this text in its type and value. Names that Lean made on the way, such as
+            matchers, are replaced by those behind them.
+        imported: names of imported constants in its type and value, likewise.
+        axioms: all axioms behind it; ``sorryAx`` among them if a sorry is.
+        line, column, end_line, end_column: its place; lines from 1, columns from 0.
     """
 
     name: str
@@ -63,10 +64,11 @@ class Declaration:
 
 
 async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
-    """The declarations of ``request.code``, in its order, as far as they stand in it.
+    """Returns the declarations of ``request.code``, in its order, as far as they have a place
+    there.
 
     Raises:
-        InvalidRequestError: Lean does not take the text, or has not read it to its end.
+        InvalidRequestError: Lean refuses the text, or has not read it to its end.
     """
     header = lean.environment.header_for(request.code)
     text = header + request.code
@@ -151,9 +153,9 @@ def _readable() -> Iterator[None]:
 async def _statements(
     lean: Lean, slot: Slot, request: Request, text: str, levels: Mapping[Name, Sequence[str]]
 ) -> Mapping[Name, str]:
-    """What Lean prints as the type of each name, asked for behind the text."""
+    """Returns the type of each name as Lean prints it behind the text."""
     asked = [name for name in levels if all(isinstance(part, str) for part in name)]
-    # Under names of ours, as Lean would make up others for the parameters, and the text may have
+    # Under names of ours: Lean would make up others for the parameters, and the text may have
     # declared the same.
     most = max((len(each) for each in levels.values()), default=0)
     ours = [f"leanqLevel{number}" for number in range(most)]

@@ -1,9 +1,9 @@
-"""What Lean printed and how it ended, and what verdict that amounts to, and why.
+"""Turns Lean's output and its end into a verdict and a reason.
 
-Lean's ``--json`` prints one object per message. Code that is being elaborated can print to
-the same stream, so a line may have other text before its object, or be no object at all;
-nothing that is printed can make a verdict better than Lean's exit code and, for what would
-be accepted, the audit allow.
+Lean's ``--json`` prints one object per message. Code under elaboration can print to the same
+stream, so a line may have other text before its object, or be no object at all. No output can make
+a verdict better than Lean's exit code allows; and for what would be accepted, better than the audit
+allows.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ Position = tuple[int, int]
 """A line from 1, and a column from 0 in code points."""
 
 Found = tuple[Message, str]
-"""A message and its kind, which is empty where Lean names none."""
+"""A message and its kind, which is empty if Lean names none."""
 
-# The REPL has words of its own for what is less than a warning.
+# The REPL has other words below a warning.
 _SEVERITIES: Mapping[str, Severity] = {
     **{severity: severity for severity in get_args(Severity)},
     "info": "information",
     "trace": "information",
 }
 
-# 'sorry' in straight quotes until 4.27, in backquotes since; a message's kind tells it as well.
+# 'sorry' is in straight quotes until 4.27, in backquotes since; a message's kind tells it as well.
 _SORRY = re.compile(r"declaration uses (?:'sorry'|`sorry`)")
 
-# A deterministic budget that ran out: the message itself, or the cause that a tactic reports.
+# A deterministic budget ran out: the message itself, or the cause that a tactic reports.
 _BUDGET = re.compile(
     r"^[ \t]*(?:\(kernel\) )?"
     r"(?:(?P<heartbeats>\(deterministic\) timeout|deterministic timeout)"
     r"|maximum recursion depth|deep recursion)\b",
     re.MULTILINE,
 )
-# An import that leads nowhere, as versions since 4.0 say it.
+# An import leads nowhere, in the words of versions since 4.0.
 _UNKNOWN_IMPORT = re.compile(
     r"unknown (?:module prefix|package) '[^'\n]*'|object file '[^\n]*' of module \S+ does not exist"
 )
@@ -54,16 +54,16 @@ _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 _OBJECTS_IN_A_LINE = 8
 _MAX_MESSAGES = 10_000
 
-# A longer line is read by msgspec alone, which builds nothing of what it passes over. Of 60 MB that
-# a candidate prints as JSON, Python's reader makes millions of objects and holds up every thread
-# for as much as 18 s.
+# msgspec alone reads longer lines, and builds nothing of the parts that it skips. Of 60 MB that a
+# candidate prints as JSON, Python's reader makes millions of objects, and stops every thread for up
+# to 18 s.
 _BUILT_CHARACTERS = 1 << 20
 # Lean's severity, kind and positions are shorter.
 _FIELD_BYTES = 1 << 10
 
 
 class _Line(Struct, rename={"end_pos": "endPos"}):
-    """What is read of Lean's object for a message."""
+    """The part of Lean's message object that is read."""
 
     data: Raw = Raw(b"null")
     severity: Raw = Raw(b"null")
@@ -76,12 +76,12 @@ _LINES = Decoder(_Line)
 
 
 class Printed:
-    """The messages of one run. Takes seconds where a candidate printed megabytes of them.
+    """The messages of one run. Takes seconds if a candidate printed megabytes of them.
 
     Attributes:
         messages: the first 10,000 in the order printed; lines from 1, columns from 0.
         sorry: whether Lean warned that a declaration uses sorry.
-        failed: whether there was an error other than a budget that ran out.
+        failed: whether there was an error other than an exhausted budget.
         exhausted: whether a deterministic budget ran out.
     """
 
@@ -90,7 +90,7 @@ class Printed:
 
     @classmethod
     def of(cls, found: Iterable[Found]) -> Self:
-        """The same for messages that came in another way."""
+        """Makes the same of messages that came in another way."""
         printed = cls(b"")
         printed._take(found)
         return printed
@@ -116,21 +116,21 @@ class Printed:
 
 
 class Outcome(Struct, frozen=True):
-    """What an answer of Lean's amounts to before any audit; ``reason`` is None where accepted."""
+    """Lean's answer before any audit; ``reason`` is None if accepted."""
 
     verdict: Verdict
     reason: Reason | None
     messages: tuple[Message, ...]
 
     def reply(self, **fields: Any) -> Reply:
-        """As a reply, with these fields besides."""
+        """Returns it as a reply, with these fields besides."""
         return Reply(self.verdict, self.messages, reason=self.reason, **fields)
 
 
 def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Outcome:
-    """What a process of Lean's amounts to that ran within these limits.
+    """Returns the verdict on the run of a Lean process within these limits.
 
-    ``compiled``: whether Lean wrote its result, without which nothing is accepted.
+    ``compiled``: whether Lean wrote its result; without it nothing is accepted.
     """
     end = done.exit
     if end.stopped is not None or end.code is None:
@@ -142,7 +142,8 @@ def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool
 
 
 def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
-    """What Lean's messages alone amount to; ``open_goals``: there are, whether or not it warned."""
+    """Returns the verdict that Lean's messages alone give. ``open_goals``: whether there are any,
+    with or without a warning."""
     verdict: Verdict = "accepted"
     if printed.failed:
         verdict = "rejected"
@@ -156,9 +157,9 @@ def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
 def classify_end(
     messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes
 ) -> Outcome:
-    """What the end of a process amounts to that was stopped, or ended in no good order.
+    """Returns the verdict on a process that was stopped, or ended out of order.
 
-    The last of the messages says which limit it met and what it used, or of what it died.
+    The last message says which limit it met and what it used, or what it died of.
     """
     verdict, reason, text = _end(end, limits, stderr)
     said = stderr.decode(errors="replace").strip()
@@ -167,7 +168,7 @@ def classify_end(
 
 
 def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
-    """Why a verdict is not accepted that Lean's messages have made."""
+    """Returns why a verdict that Lean's messages gave is not accepted."""
     errors = (message for message in messages if message.severity == "error")
     if verdict == "rejected":
         unknown = any(_UNKNOWN_IMPORT.match(error.text) for error in errors)
@@ -180,8 +181,8 @@ def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
 
 
 def moved_up(message: Message, lines: int) -> Message:
-    """A message about a text that so many lines were put in front of, as one about the text."""
-    # What is said of those lines, or of the whole, stands at the text's beginning.
+    """Returns a message about a text behind so many extra lines as one about the text."""
+    # A message about those lines, or about the whole, goes to the text's beginning.
     if message.line <= lines:
         return replace(message, line=1, column=0, end_line=None, end_column=None)
     end_line = None if message.end_line is None else message.end_line - lines
@@ -189,7 +190,7 @@ def moved_up(message: Message, lines: int) -> Message:
 
 
 def is_budget(message: Message) -> bool:
-    """Whether an error says that a deterministic budget ran out."""
+    """Returns whether an error says that a deterministic budget ran out."""
     return _BUDGET.search(message.text) is not None
 
 
@@ -223,7 +224,7 @@ def _end(end: Exit, limits: Limits, stderr: bytes) -> tuple[Verdict, Reason, str
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, such as SIGKILL."""
+    """Returns the name of a signal, such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have none
@@ -237,7 +238,7 @@ def _is_sorry(message: Message, kind: str) -> bool:
 
 
 def _lines(stdout: bytes) -> Iterator[bytes]:
-    """The lines that may hold a message."""
+    """Yields the lines that may hold a message."""
     end = 0
     while (found := stdout.find(b'"severity"', end)) >= 0:
         start = stdout.rfind(b"\n", end, found) + 1 or end
@@ -247,7 +248,7 @@ def _lines(stdout: bytes) -> Iterator[bytes]:
 
 def _parse(line: bytes) -> Found | None:
     text = line.decode(errors="replace")
-    # Text that code printed without a newline stands before Lean's object.
+    # Text printed without a newline stands before Lean's object.
     for start in _starts(text):
         try:
             value = _decode(text[start:])
@@ -258,7 +259,8 @@ def _parse(line: bytes) -> Found | None:
 
 
 def _decode(text: str) -> Any:
-    """The value of a text in JSON, of an object at least what a message has; ValueError if none."""
+    """Returns the value of a JSON text; of an object, at least a message's fields. Raises
+    ValueError if it is no JSON."""
     try:
         line = _LINES.decode(text)
         return {
@@ -288,9 +290,9 @@ def _field(value: Raw) -> Any:
 
 
 def _starts(text: str) -> list[int]:
-    """Where the object that ends the line may begin: at the last few places that look so.
+    """Yields where the object that ends the line may begin: the last few places that look so.
 
-    There are no more of them in an object of Lean's than its own and those of its positions.
+    Lean's object has no more of them than its own and those of its positions.
     """
     starts: list[int] = []
     start = text.rfind('{"')
@@ -301,7 +303,7 @@ def _starts(text: str) -> list[int]:
 
 
 def message_of(value: Any) -> Found | None:
-    """A message from Lean's JSON object for it, None where it is none."""
+    """Returns the message in Lean's JSON object; None if it is no message."""
     if not isinstance(value, dict):
         return None
     severity = _SEVERITIES.get(str(value.get("severity")))
@@ -310,13 +312,13 @@ def message_of(value: Any) -> Found | None:
         return None
     line, column = position_of(value.get("pos")) or (1, 0)
     end_line, end_column = position_of(value.get("endPos")) or (None, None)
-    # JSON can hold half of a surrogate pair, and what is sent on cannot.
+    # JSON can hold half of a surrogate pair; a reply cannot.
     text = text.encode(errors="replace").decode()
     return Message(severity, line, column, text, end_line, end_column), str(value.get("kind", ""))
 
 
 def position_of(value: Any) -> Position | None:
-    """A position from Lean's JSON object for it, None where it is none."""
+    """Returns the position in Lean's JSON object; None if it is no position."""
     if not isinstance(value, dict):
         return None
     line, column = value.get("line"), value.get("column")
@@ -324,5 +326,5 @@ def position_of(value: Any) -> Position | None:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    # Nothing of Lean's is larger, and what is sent on cannot hold any number.
+    # Lean's numbers are smaller, and a reply cannot hold all numbers.
     return type(value) is int and 0 <= value < 1 << 32

@@ -1,7 +1,7 @@
-"""Drivers: what turns an operation into Lean's answer.
+"""Drivers: they turn operations into Lean's answers.
 
-A driver serves one environment: one environment, in the way that its program allows. All speak
-the protocol below, and the worker knows nothing else of them.
+A driver serves one environment, in the way of its program. All drivers follow the protocol below,
+and the worker knows nothing else of them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from leanq.states import States
 
 
 class Driver(Protocol):
-    """One way to answer requests of one environment.
+    """Answers requests of one environment.
 
     Attributes:
-        environment: the environment's name, under which clients ask for it.
-        about: what people may want to know of it: fingerprint, versions; ``degraded``: why it is
-            slower on this machine than it should be, where it is.
+        environment: its name, by which clients ask for it.
+        about: facts for people: fingerprint, versions, and as ``degraded`` why it is slower on this
+            machine than it should be.
     """
 
     environment: str
@@ -28,27 +28,28 @@ class Driver(Protocol):
     def about(self) -> Mapping[str, object]: ...
 
     async def open(self, states: States) -> None:
-        """Makes ready to answer; raises WorkerError where it never will.
+        """Gets ready to answer; raises WorkerError if it never will.
 
-        ``states`` is where states are kept, for this driver and all others of the queue.
+        ``states`` keeps states, for this driver and all others of the queue.
         """
 
     async def describe(self) -> str:
-        """What answers, where it is from, and whether it can accept, in a line for people."""
+        """Returns a line for people: the program, its origin, and whether it can accept."""
 
     async def run(self, request: Request) -> Reply:
-        """Lean's verdict, or the infrastructure's, or why the request makes no sense here.
-        ``warm`` in it: what it left running would make others with the same first affinity fast.
+        """Returns Lean's verdict, the infrastructure's, or why the request makes no sense here.
+        ``warm`` in it: the processes left running make other requests with the same first affinity
+        fast.
 
-        Cancelling it stops whatever it started before the cancellation is complete.
+        Cancelling it stops all that it started before the cancellation is complete.
 
         Raises:
             ToolchainError: Lean does not work on this machine, whatever the request was.
-            WorkerError: this machine failed at the request, which may be what broke it.
+            WorkerError: this machine failed at the request, which may have broken it.
         """
 
     async def prove(self) -> None:
-        """Tries whether it can answer; raises WorkerError where it cannot."""
+        """Tries whether it can answer; raises WorkerError if it cannot."""
 
     async def close(self) -> None:
         """Ends every process that it started."""

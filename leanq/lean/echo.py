@@ -1,6 +1,6 @@
-"""The echo driver: no Lean. It answers a payload after the delay that the request names.
+"""The echo driver needs no Lean: it answers a payload after the delay that the request names.
 
-For load tests, benchmarks and fleets in simulation.
+It is for load tests, benchmarks and simulated fleets.
 """
 
 from __future__ import annotations

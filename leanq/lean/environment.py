@@ -1,19 +1,18 @@
-"""An environment: what a check can import, with which Lean and options, and its fingerprint.
+"""An environment: its importable modules, its Lean and options, and its fingerprint.
 
-The fingerprint travels with every verdict and stands in the key of every state, so it must be
-equal on two machines exactly when Lean would answer alike there. It is the BLAKE2b-256 hash of
+The fingerprint is part of every verdict and of every state's key. It must be equal on two machines
+exactly if Lean answers alike on both. It is the BLAKE2b-256 hash of
 
 - the version and commit of Lean, which stand for its own library and are the same on every
   platform; the options; the header of texts that have none,
 - for each folder of the search path, in order: the relative path and content of every compiled
   module in it; never an absolute path or a time,
-- for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources,
-  because a project whose sources changed is another environment, compiled or not.
+- for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources: a
+  project with other sources is another environment, compiled or not.
 
-Mathlib is gigabytes, so content hashes are remembered in the cache folder by path, size, times
-and inode, and a second start costs a scan of the folders. That memory only saves time: it is
-ignored where it is damaged and not kept where it cannot be written; see
-:mod:`leanq.lean.hashes`.
+Mathlib is gigabytes, so the cache folder remembers content hashes by path, size, times and inode. A
+second start costs a scan of the folders. That memory only saves time: a damaged one is ignored, and
+one that cannot be written is not kept; see :mod:`leanq.lean.hashes`.
 
 All functions block.
 """
@@ -59,15 +58,15 @@ _NAME_PART = re.compile(r"«([^»]+)»|([^.«»]+)")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What Lean processes of one environment are started with.
+    """The inputs of all Lean processes of one environment.
 
     Attributes:
         project: the Lake project's folder; None for a plain folder or the toolchain's own library.
         options: flags of Lean (``-Dname=value``).
         fingerprint: 64 hexadecimal digits.
-        header: the lines that a text without ``prelude`` or imports is read behind; empty where
-            Lean's own ``import Init`` leads somewhere.
-        cache: the folder for what is worth keeping between starts.
+        header: the lines in front of a text without ``prelude`` or imports; empty if Lean's own
+            ``import Init`` leads somewhere.
+        cache: the folder for files to keep between starts.
     """
 
     name: str
@@ -84,7 +83,7 @@ class Environment:
         return f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
 
     def process_env(self) -> dict[str, str]:
-        """All environment variables of a Lean process, but for HOME and TMPDIR, the caller's.
+        """Returns all environment variables of a Lean process, except the caller's HOME and TMPDIR.
 
         Nothing is inherited, since the worker's own environment holds secrets (LEANQ_URL).
         """
@@ -94,20 +93,21 @@ class Environment:
             "PATH": "/usr/bin:/bin",
         }
         if prefix := self.toolchain.prefix:
-            # Without it the REPL would look for a `lean` on PATH and ask it.
+            # Without it the REPL would ask a `lean` that it finds on PATH.
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 
     def sandbox_env(self, scratch: Path) -> dict[str, str]:
-        """All environment variables of a process in a sandbox with this scratch folder."""
+        """Returns all environment variables of a process in a sandbox with this scratch folder."""
         return {**self.process_env(), "HOME": str(scratch), "TMPDIR": str(scratch)}
 
     def header_for(self, code: str) -> str:
-        """The lines to put in front of a text: none where it brings a header of its own."""
+        """Returns the lines to put in front of a text; none if it has a header of its own."""
         return "" if split_header(code).end_offset else self.header
 
     def readable(self) -> tuple[Path, ...]:
-        """The folders and files, beside the system's own, that a Lean process has to read."""
+        """Returns the folders and files, beside the system's own, that a Lean process has to
+        read."""
         if self.toolchain.prefix:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
@@ -118,21 +118,21 @@ class Environment:
         return tuple(dict.fromkeys(path for path in wanted if path.exists()))
 
     def find_olean(self, module: str) -> Path | None:
-        """The compiled file of ``module`` (``Mathlib.Data.Nat.Basic``), found as Lean finds it."""
+        """Finds the compiled file of ``module`` (``Mathlib.Data.Nat.Basic``) as Lean does."""
         return find_module(module_parts(module), self.folders())
 
     def folders(self) -> tuple[Path, ...]:
-        """The folders in which Lean looks for modules, the toolchain's own last."""
+        """Returns the folders in which Lean looks for modules, the toolchain's own last."""
         library = self.toolchain.library
         return (*self.search_path, *([library] if library else []))
 
     def missing(self, header: Header) -> tuple[str, ...]:
-        """The modules that a text with this header imports and that are not here."""
+        """Returns the modules that a text with this header imports and that are missing here."""
         wanted = header.imports if header.is_prelude else ("Init", *header.imports)
         return tuple(module for module in wanted if self.find_olean(module) is None)
 
     def libraries(self) -> tuple[str, ...]:
-        """What can be imported, by the first part of its modules' names, such as ``Mathlib``."""
+        """Returns the first parts of all importable modules' names, such as ``Mathlib``."""
         found: set[str] = set()
         for folder in self.folders():
             with contextlib.suppress(OSError):
@@ -141,7 +141,8 @@ class Environment:
         return tuple(sorted(found))
 
     def explain_import(self, code: str) -> str:
-        """What the environment lacks that a text wants, what it has, and what to do about it."""
+        """Returns a text for people: which imports are missing, what the environment has, and what
+        to do."""
         missing = self.missing(split_header(code))
         lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that is needed"
         found = self.libraries()
@@ -154,9 +155,10 @@ class Environment:
         )
 
     def changed(self) -> bool:
-        """Whether Lean, the compiled modules or the project's files are others than at opening.
+        """Returns whether Lean, the compiled modules or the project's files have changed since
+        opening.
 
-        Looks at sizes, times and inodes only: False is as sure as those, and after True a new
+        It compares sizes, times and inodes only. False is as sure as those; after True, a new
         ``open_environment`` may well find the same fingerprint.
         """
         try:
@@ -166,12 +168,12 @@ class Environment:
 
 
 def module_parts(module: str) -> tuple[str, ...]:
-    """The parts of a module's name (``Mathlib.Data.Nat.Basic``)."""
+    """Returns the parts of a module's name (``Mathlib.Data.Nat.Basic``)."""
     return tuple(quoted or plain for quoted, plain in _NAME_PART.findall(module))
 
 
 def python_folders() -> tuple[Path, ...]:
-    """The folders and files that this Python needs to run."""
+    """Returns the folders and files that this Python needs to run."""
     python = Path(sys.executable).resolve()
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     return (*map(Path, sorted(prefixes)), python, python.parent.parent / "lib")
@@ -186,12 +188,12 @@ def open_environment(
     environ: Mapping[str, str] = os.environ,
     options: Sequence[str] = (),
 ) -> Environment:
-    """Find the Lean of an environment and take its fingerprint.
+    """Finds the Lean of an environment and takes its fingerprint.
 
     ``path`` is a Lake project, a folder of compiled modules, or None for the toolchain's own
-    library (with the wheel: Core). ``lean`` is the value of ``--lean``; ``cache`` the folder for
-    what is worth keeping between starts, by default LEANQ_CACHE or the user's cache folder.
-    Raises ToolchainError.
+    library (with the wheel: Core). ``lean`` is the value of ``--lean``. ``cache`` is the folder for
+    files to keep between starts, by default LEANQ_CACHE or the user's cache folder. Raises
+    ToolchainError.
     """
     for option in options:
         if not re.match(r"-D[^=]+=", option):
@@ -235,7 +237,8 @@ def open_environment(
 
 
 def _has_init(toolchain: Toolchain, search_path: Sequence[Path]) -> bool:
-    """Whether what Lean imports unasked is there: every toolchain but the wheel brings it."""
+    """Returns whether Lean's implicit imports are there; every toolchain but the wheel brings
+    them."""
     folders = any((folder / "Init.olean").is_file() for folder in search_path)
     return toolchain.source != "wheel" or folders
 
@@ -243,7 +246,8 @@ def _has_init(toolchain: Toolchain, search_path: Sequence[Path]) -> bool:
 class _Scan(NamedTuple):
     program: File
     folders: list[list[File]]
-    """The compiled modules of each folder of the search path, then the project's own files."""
+    """Yields the compiled modules of each folder of the search path, then the project's own
+    files."""
 
     def files(self) -> list[File]:
         return [file for folder in self.folders for file in folder]
@@ -253,10 +257,10 @@ class _Scan(NamedTuple):
 
 
 def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | None) -> _Scan:
-    # A library that is not compiled yet is an empty folder of the search path, like for Lean.
+    # As for Lean, a library that is not compiled yet is an empty folder of the search path.
     folders = [compiled_modules(folder) if folder.is_dir() else [] for folder in search_path]
     if project is not None:
-        # The packages of a project are known by its manifest and by their compiled modules.
+        # A project's manifest and compiled modules stand for its packages.
         own = files_below(
             str(project),
             _PROJECT_FILES,
@@ -267,7 +271,7 @@ def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | Non
 
 
 def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
-    """The hashes that folders of the search path bring with them."""
+    """Returns the hashes that folders of the search path bring."""
     found: dict[File, str] = {}
     for folder, files in zip(search_path, scan.folders, strict=False):
         if files:
@@ -285,7 +289,7 @@ def _fingerprint(
     digest = hashlib.blake2b(digest_size=32, person=b"leanq-env-1")
 
     def add(*words: str) -> None:
-        # Lengths before contents: no two lists of words come to the same bytes.
+        # Lengths before contents: no two lists of words give the same bytes.
         encoded = [os.fsencode(word) for word in words]
         digest.update(len(encoded).to_bytes(8))
         for word in encoded:
@@ -302,9 +306,9 @@ def _fingerprint(
 
 
 def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path:
-    """The folder of the compiled Core for the wheel's Lean, made if it is not there yet.
+    """Returns the folder of the compiled Core for the wheel's Lean, and makes it if it is missing.
 
-    It appears whole, by a rename; of several processes that make it at once the first wins.
+    A rename makes it appear whole; of several processes that make it, the first wins.
     """
     source = _CORE_SOURCE.read_bytes()
     made = cache / "core" / f"{toolchain.commit}-{hash_bytes(source).hex()[:16]}"
@@ -327,7 +331,9 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
                     " install the versions that belong together: pip install 'leanq[local]'"
                 )
             with Path(folder, "Core.olean").open("rb") as olean:
-                os.fsync(olean.fileno())  # Or a loss of power could leave an empty one for good.
+                os.fsync(
+                    olean.fileno()
+                )  # Otherwise a loss of power could leave an empty one for good.
             try:
                 folder.rename(made)
             except OSError:
@@ -366,7 +372,8 @@ def _checked_folder(name: str, path: Path) -> Path:
 
 
 def cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
-    """The folder for what is worth keeping between starts: ``cache``, LEANQ_CACHE, the user's."""
+    """Returns the folder for files to keep between starts: ``cache``, LEANQ_CACHE, or the
+    user's."""
     if cache is None and (named := environ.get("LEANQ_CACHE")):
         cache = Path(named)
     if cache is not None:

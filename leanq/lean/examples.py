@@ -1,13 +1,13 @@
-"""The examples of a text, each given a name so that it leaves a constant behind.
+"""Gives each example of a text a name, so that it leaves a constant behind.
 
 Lean elaborates an ``example`` as a definition of the name ``_example`` and forgets it. So the text
-is compiled once more for each example, with that one as ``def _example``. All before it stays as it
-was, Lean gives it the same name, and it stands at the same place: so it states what the example
-states. The examples behind it get other names, since two of one name collide.
+is compiled once more for each example, with that one as ``def _example``. It states the same: all
+before it is unchanged, and its name and place are as before. The examples behind it get other
+names, since equal names collide.
 
-Lean's own data say where there are examples: the ``.ilean`` file of the text has their names. A
-word that could be an example by another reading than ours is given a name in a compilation of its
-own, which must leave no constant of that name.
+Lean's ``.ilean`` file of the text has the names of its examples. leanq may misread a word as an
+example, or miss one. Such a word gets a name in a compilation of its own, which must leave no
+constant of that name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from leanq.errors import AuditError
 from leanq.lean.syntax import define, made_up_names, may_be_keyword, string_contents, tokens
 
 NAME = "_example"
-"""What Lean calls an example."""
+"""Lean's name for an example."""
 
 _WORD = "example"
 _EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
-# Terms that tell the line on which they stand.
+# Terms that tell their own line.
 _TELLS_LINE = re.compile(r"(?<![\w.])(?:\w+!|sorry\b)")
 
 
@@ -34,8 +34,8 @@ class Named:
     """A text with a name for one of its examples.
 
     Attributes:
-        text: what is compiled.
-        line, column: where the name stands.
+        text: the text to compile.
+        line, column: the place of the name.
     """
 
     text: str
@@ -51,10 +51,11 @@ class Examples:
         salt: makes up names that the text does not use.
 
     Attributes:
-        count: how many there are by leanq's reading.
-        probe: the text with a name for all other words that could be one; None if there are none.
+        count: how many examples there are by leanq's reading.
+        probe: the text with a name for all other words that could be an example; None if there are
+            none.
         probe_name: this name.
-        tells_line: whether an example had to be moved to another line, and the text could tell.
+        tells_line: whether an example had to move to another line, and the text could tell.
     """
 
     def __init__(self, code: str, salt: str) -> None:
@@ -79,7 +80,7 @@ class Examples:
         self.tells_line = False
 
     def named(self, number: int) -> Named:
-        """The text with a name for one of them."""
+        """Returns the text with a name for one of them."""
         code, start = self._code, self._starts[number]
         later = _replaced(code, self._starts[number + 1 :], self._names[number + 1 :])
         rest = later[start + len(_WORD) :]
@@ -102,7 +103,7 @@ class Examples:
 
 
 def examples_in(ilean: bytes) -> tuple[str, ...]:
-    """The names of examples in what Lean has noted of a text; raises AuditError."""
+    """Returns the names of examples in Lean's notes of a text; raises AuditError."""
     try:
         references = json.loads(ilean)["references"]
         named = {
@@ -116,12 +117,12 @@ def examples_in(ilean: bytes) -> tuple[str, ...]:
 
 
 def may_have_examples(code: str) -> bool:
-    """Whether the word stands anywhere in a text."""
+    """Returns whether the word stands anywhere in a text."""
     return _WORD in code
 
 
 def _replaced(code: str, offsets: Sequence[int], names: Sequence[str]) -> str:
-    """The text with a definition of the same length for each of these examples."""
+    """Returns the text with a definition of the same length for each of these examples."""
     pieces: list[str] = []
     done = 0
     for offset, name in zip(offsets, names, strict=True):

@@ -1,4 +1,4 @@
-"""The files of an environment as they are found, before any is read."""
+"""Finds the files of an environment without reading them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Every file of a module that Lean opens on an import. It opens `.ilean` for the editor alone.
+# All files of a module that Lean opens for an import. It opens `.ilean` for the editor alone.
 _MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir", ".ir.sig")
 
 
 class File(NamedTuple):
-    """A file as it was found, without its content."""
+    """A file without its content."""
 
     name: str
-    """Relative to the folder that it was found through."""
+    """Relative to the folder where the search began."""
     path: str
     size: int
     mtime_ns: int
@@ -25,18 +25,18 @@ class File(NamedTuple):
 
     @classmethod
     def of(cls, name: str, path: str, status: os.stat_result) -> File:
-        """The file at a path with this status."""
+        """Returns the file at a path with this status."""
         times = (status.st_mtime_ns, status.st_ctime_ns)
         return cls(name, path, status.st_size, *times, status.st_ino)
 
     @classmethod
     def at(cls, path: Path) -> File:
-        """The file at a path. Raises OSError."""
+        """Returns the file at a path; raises OSError."""
         return cls.of("", str(path), os.stat(path))
 
 
 def compiled_modules(folder: Path) -> list[File]:
-    """The files of compiled modules below a folder; raises OSError."""
+    """Yields the files of compiled modules below a folder; raises OSError."""
     return sorted(files_below(str(folder), _MODULE_PARTS, lambda _: True))
 
 
@@ -47,14 +47,14 @@ def files_below(
     prefix: str = "",
     above: frozenset[tuple[int, int]] = frozenset(),
 ) -> Iterator[File]:
-    """The files below a folder whose names end so; links are followed, as Lean follows them.
+    """Yields the files below a folder whose names end so; follows links, as Lean does.
 
     Args:
         folder: its path.
         endings: of the files' names.
-        enter: whether the walk goes into a folder of this name.
-        prefix: of the names that the files are given.
-        above: the folders that the walk came through, by device and inode.
+        enter: returns whether to enter a folder of this name.
+        prefix: of the names that the files get.
+        above: the folders on the way here, by device and inode.
 
     Raises:
         OSError: a folder cannot be read.
@@ -62,7 +62,7 @@ def files_below(
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
     if here in above:
-        return  # A link to a folder above itself: there is nothing new in it, endlessly.
+        return  # A link to a folder above itself would lead round and round.
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name

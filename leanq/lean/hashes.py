@@ -1,7 +1,6 @@
-"""Content hashes of files, remembered in the cache folder by path, size, times and inode.
+"""Content hashes of files; the cache folder remembers them by path, size, times and inode.
 
-What is kept there is believed only where it is this user's or the superuser's own and no other
-user can write to it.
+The memory is believed only if this user or the superuser owns it and no other user can write to it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from types import MappingProxyType
 
 from leanq.lean.files import File
 
-# A file that was changed this recently may change again within the same tick of its clock.
+# A file that was just changed may change again within the same tick of its clock.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -30,18 +29,18 @@ DIGEST_BYTES = 32
 
 
 def hash_bytes(content: bytes) -> bytes:
-    """The hash of what is in memory."""
+    """Returns the hash of bytes in memory."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def hash_file(path: str | Path) -> bytes:
-    """The hash of a file; 150 MB take 0.2 s. Raises OSError."""
+    """Returns the hash of a file; 150 MB take 0.2 s. Raises OSError."""
     with open(path, "rb") as file:
         return hash_rest(file)
 
 
 def hash_rest(file: BufferedReader) -> bytes:
-    """The hash of an open file, from where it stands to its end."""
+    """Returns the hash of an open file, from its position to its end."""
     new = hashlib.blake2b(digest_size=DIGEST_BYTES)
     return hashlib.file_digest(file, lambda: new).digest()
 
@@ -49,12 +48,12 @@ def hash_rest(file: BufferedReader) -> bytes:
 def content_hashes(
     files: Sequence[File], memory: Path, brought: Mapping[File, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """The hash of each path's content in hexadecimal digits: remembered, or computed on all CPUs
-    and then remembered.
+    """Returns the hash of each path's content in hexadecimal digits: remembered, or computed on all
+    CPUs and then remembered.
 
     Args:
-        files: whose contents are hashed.
-        memory: the file in which the hashes are remembered.
+        files: the files to hash.
+        memory: the file that remembers the hashes.
         brought: hashes that are known from elsewhere.
 
     Raises:
@@ -75,7 +74,8 @@ def content_hashes(
 
 
 def read_kept(path: Path) -> bytes | None:
-    """What :func:`keep` has written; None where it is not there, damaged, or another user's."""
+    """Returns the bytes that :func:`keep` has written; None if they are missing, damaged, or
+    another user's."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
@@ -89,8 +89,7 @@ def read_kept(path: Path) -> bytes | None:
 
 
 def keep(path: Path, body: bytes) -> None:
-    """Writes a file of the cache whole. One that cannot be written makes the next start slower and
-    harms nothing else."""
+    """Replaces a file of the cache. If that fails, only the next start is slower."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=path.parent) as folder:

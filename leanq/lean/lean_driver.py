@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Opened:
-    """Everything that goes with one opening of the environment."""
+    """All that belongs to one opening of the environment."""
 
     lean: Lean
     auditor: Auditor
@@ -74,7 +74,7 @@ class Opened:
 
 
 def machine_cache(settings: Settings) -> SnapshotCache:
-    """This machine's snapshots, which all its environments and workers share."""
+    """Returns this machine's snapshots, which all its environments and workers share."""
     folder = cache_folder(None, os.environ) / "snapshots"
     return SnapshotCache(folder, settings.cache_mb << 20)
 
@@ -83,12 +83,12 @@ class LeanDriver:
     """All operations in one environment, with at most ``slots`` sandboxes.
 
     Args:
-        open_environment: opens the environment, and again after its files have changed.
+        open_environment: opens the environment, again after its files have changed.
         cache: the machine's snapshots; None to make and load none.
-        hidden: folders that a candidate must not see, where the machine can hide them.
+        hidden: folders to hide from candidates, if the machine can.
         nice: niceness of the Lean processes.
         prefixes: when a source is worth a process behind its prefix, or a snapshot.
-        forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None: never.
+        forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None for never.
     """
 
     gives_infotrees = False
@@ -145,7 +145,7 @@ class LeanDriver:
         await self.opened.lean.open()
 
     async def prove(self) -> None:
-        """Raises WorkerError where Lean, or its environment, is broken on this machine."""
+        """Raises WorkerError if Lean, or its environment, is broken on this machine."""
         await self._notice_changes(at_once=True)
         await self.opened.lean.prove()
 
@@ -185,7 +185,7 @@ class LeanDriver:
     async def _answer(
         self, answer: Callable[[Request], Awaitable[Reply]], request: Request
     ) -> Reply:
-        """An operation's reply about the text as the client has sent it."""
+        """Returns an operation's reply about the text as the client sent it."""
         environment = self.opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
@@ -236,9 +236,9 @@ class LeanDriver:
         return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
 
     async def _until_available(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """What ``work`` returns, which is tried again while Redis is out of reach.
+        """Returns what ``work`` returns, and tries again while Redis is out of reach.
 
-        It has no deadline of its own: if this takes too long, the request's lease or run timeout
+        It has no deadline of its own. If it takes too long, the request's lease or run timeout
         ends, and another worker gets the request.
         """
         pauses = backoff_s(self._rng)
@@ -273,7 +273,8 @@ class LeanDriver:
         return Opened(lean, auditor, prefixes, targets, trials)
 
     async def _notice_changes(self, *, at_once: bool = False) -> bool:
-        """Takes a new fingerprint when the environment's files have changed; whether they have.
+        """Takes a new fingerprint if the environment's files have changed; returns whether they
+        have.
 
         It looks every few seconds, or ``at_once``.
         """
@@ -291,7 +292,7 @@ class LeanDriver:
         return self.opened is not asked
 
     async def _tried(self, opened: Opened) -> Opened:
-        """The environment, in which Lean works; raises ToolchainError."""
+        """Returns the environment if Lean works in it; raises ToolchainError."""
         try:
             await opened.lean.prove()
         except BaseException:
@@ -306,7 +307,7 @@ def _is_about_what_core_lacks(reply: Reply) -> bool:
 
 
 def without_header(reply: Reply, lines: int) -> Reply:
-    """A reply about a text behind a header of so many lines, as one about the text alone."""
+    """Returns a reply about a text behind a header of so many lines as one about the text alone."""
     if not lines:
         return reply
     messages = tuple(moved_up(message, lines) for message in reply.messages)
@@ -318,6 +319,6 @@ def without_header(reply: Reply, lines: int) -> Reply:
 
 
 def without_states(reply: Reply, error: QueueFullError) -> Reply:
-    """The reply to a check, which stands whatever becomes of the states."""
+    """Returns the reply to a check, which stands even if its states cannot be kept."""
     note = Message("warning", 1, 0, f"leanq: its states were not kept: {error}")
     return replace(reply, messages=(*reply.messages, note))

@@ -1,9 +1,9 @@
-"""What a self-test has shown of this machine, remembered for those that come after it.
+"""Remembers for later processes the self-tests that this machine has passed.
 
-A self-test tells whether Lean's functions are the ones that leanq takes them for. That is the same
-for the same bytes of Lean's libraries, the same code of leanq's, the same Python and machine; so a
-pass is kept in the cache folder under a hash of all these. A failure never is. A process that can
-write this user's files to that folder can change the compiled Core there as well.
+A self-test tells whether Lean's functions are those that leanq takes them for. The answer is the
+same for the same bytes of Lean's libraries, the same code of leanq's, the same Python and machine.
+So the cache folder keeps a pass under a hash of all these, and never keeps a failure. A process
+that can write this user's files there can change the compiled Core there as well.
 
 All functions block.
 """
@@ -29,7 +29,7 @@ _passed: set[tuple[str, Libraries, tuple[str, ...]]] = set()
 
 
 def libraries_of(environment: Environment) -> Libraries:
-    """What Lean's functions come from, as it is at this moment; not read."""
+    """Returns the source of Lean's functions as it is now, without reading it."""
     toolchain = environment.toolchain
     files: list[File] = []
     with contextlib.suppress(OSError):
@@ -38,13 +38,13 @@ def libraries_of(environment: Environment) -> Libraries:
 
 
 class PassMemory:
-    """Where the pass of one self-test in one environment is kept.
+    """The place of one self-test's pass in one environment.
 
     Args:
-        environment: whose libraries and cache folder it is.
+        environment: its libraries are tested, and its cache folder keeps the pass.
         test: names the self-test, and its folder in the cache.
         libraries: as they were before the test.
-        words: what else a pass depends on.
+        words: further inputs of a pass.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PassMemory:
         self._path: Path | None = None
 
     def is_kept(self) -> bool:
-        """Whether just this has passed its test, in this process or in another."""
+        """Returns whether exactly this has passed its test, in this process or in another."""
         if self._name in _passed:
             return True
         try:
@@ -89,6 +89,6 @@ class PassMemory:
 
 
 def _hash_of_code() -> str:
-    """That of everything that may have a part in a self-test, this file included."""
+    """Returns the hash of everything that may take part in a self-test, this file included."""
     files = [_PACKAGE / "errors.py", *sorted((_PACKAGE / "lean").rglob("*.py"))]
     return hash_bytes(b"".join(hash_bytes(path.read_bytes()) for path in files)).hex()

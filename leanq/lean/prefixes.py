@@ -1,12 +1,12 @@
-"""Lean elaborates a source with holes once: processes then stand behind its prefix
+"""Has Lean elaborate a source with holes once. Processes then stand behind its prefix
 (:mod:`leanq.lean.fork_server.standing`), and snapshots serve other machines.
 
-A snapshot is named by the hash of its source. It serves every trial in one of the source's holes,
-since Lean takes up its work where two texts begin to differ. A candidate's code made it, so it
-decides nothing but where a search goes on: whatever closes a proof is compiled without it.
+A snapshot's name is the hash of its source. It serves every trial in one of the source's holes,
+since Lean resumes where two texts begin to differ. A candidate's code made it, so it only decides
+where a search goes on. A tactic that closes a proof is compiled without it.
 
-Both are made beside the requests, once a source has come often enough. No request waits for one,
-and none fails by one: what cannot be loaded is dropped, and Lean runs without.
+Both are made beside the requests, for sources that come often enough. No request waits for one or
+fails by one: if it cannot be loaded it is dropped, and Lean runs without.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from leanq.states import States
 log = logging.getLogger("leanq.worker")
 
 _SAVED = "prefix.snapshot"
-# Saving takes several times as long as elaborating, and what it saves was within a budget.
+# Saving takes several times as long as elaborating, and the elaboration was within a budget.
 _SAVE_CPU_FACTOR, _SAVE_EXTRA_S = 20.0, 120.0
 
-# A snapshot that Lean cannot load, and a candidate that kills it, look alike.
+# A snapshot that Lean cannot load looks like a candidate that kills Lean.
 _DOUBTFUL = ("crashed", "memory")
-# An error a hole: the first hundred must not hide the others.
+# One error for each hole: the first hundred must not hide the others.
 _OPTIONS = ("-Dweak.maxErrors=1000000",)
 _SOURCES_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRules:
-    """When a source is worth a process or a snapshot: by the texts that were run with it, and by
-    the CPU seconds that elaborating it takes.
+    """When a source is worth a process or a snapshot: after so many texts with it, and so many CPU
+    seconds for elaborating it.
 
-    A process costs two elaborations. A snapshot costs three to four, and is for other machines too.
+    A process costs two elaborations. A snapshot costs three to four, and serves other machines too.
     """
 
     stand_after: int = 2
@@ -57,7 +57,7 @@ class PrefixRules:
 
 @dataclass(slots=True)
 class _Seen:
-    """How often texts of a source were run, and the CPU seconds of its last elaboration."""
+    """How often texts of a source ran, and the CPU seconds of its last elaboration."""
 
     count: int = 0
     replay_s: float = 0.0
@@ -67,7 +67,7 @@ class Prefixes:
     """The processes and snapshots behind the sources of one environment.
 
     Attributes:
-        counts: how texts with holes were run.
+        counts: texts with holes, by how they ran.
     """
 
     def __init__(self, lean: Lean, snapshots: Snapshots | None, rules: PrefixRules) -> None:
@@ -85,12 +85,12 @@ class Prefixes:
 
     @property
     def tally(self) -> Tally:
-        """What became of this machine's snapshots."""
+        """The tally of this machine's snapshots."""
         return self.snapshots.tally if self.snapshots else Tally()
 
     def holds(self, key: str) -> bool:
-        """Whether a process stands behind a prefix of this text, or this machine has its snapshot
-        on its disk."""
+        """Returns whether a process stands behind a prefix of this text, or this machine has its
+        snapshot on disk."""
         if self._standing is not None and self._standing.holds(key):
             return True
         return self._on_disk(key)
@@ -110,7 +110,7 @@ class Prefixes:
     ) -> Run:
         """Runs ``code``, which differs from ``source`` in its holes alone.
 
-        With the source's snapshot if there is one. What Lean says does not depend on it.
+        It uses the source's snapshot if there is one; Lean's messages do not depend on it.
 
         Args:
             compile_: whether to compile the code, if it has to be elaborated from the start.
@@ -137,7 +137,7 @@ class Prefixes:
         return self._counted(run, "failed" if failed else "replayed")
 
     async def _continued(self, key: str, source: str, code: str, request: Request) -> Run | None:
-        """A run behind the prefix of the source, where a process stands there."""
+        """Runs behind the prefix of the source, if a process stands there."""
         if self._standing is None:
             return None
         limits = limits_of(request)
@@ -150,7 +150,7 @@ class Prefixes:
         return run
 
     async def _expect(self, key: str, source: str, code: str, request: Request, run: Run) -> None:
-        """Puts a process behind the prefix of what was run, where that is worth it."""
+        """Puts a process behind the prefix of a run's text, if that is worth it."""
         if self._standing is None or run.done.exit.stopped or run.outcome.verdict in _DOUBTFUL:
             return
         rules, seen = self._rules, self._seen.get(key, _Seen())
@@ -166,12 +166,12 @@ class Prefixes:
         return replace(run, way=way)
 
     def _key(self, text: str) -> str:
-        """Names the snapshot of a source."""
+        """Returns the name of a source's snapshot."""
         return snapshot_key(self._fingerprint, text_hash(text))
 
     def _consider(self, key: str, source: str, seen: _Seen, states: States) -> None:
-        """Begins to make a snapshot that is worth it, unless another is being made: each takes a
-        core and more memory than a request."""
+        """Begins to make a snapshot that is worth it, unless another is being made. Each takes a
+        core, and more memory than a request."""
         rules = self._rules
         if self.snapshots is None or self.saving or self.snapshots.holds(key):
             return
@@ -185,7 +185,7 @@ class Prefixes:
             log.error("a snapshot was not made", exc_info=fault)
 
     async def close(self) -> None:
-        """Gives up what is being made, and ends what stands."""
+        """Stops making snapshots, and ends the standing processes."""
         if self._standing is not None:
             await self._standing.close()
         if self.saving:
@@ -223,7 +223,7 @@ class Prefixes:
         cpu_s = _SAVE_CPU_FACTOR * replay_s + _SAVE_EXTRA_S
         limits = Limits(cpu_s=cpu_s, wall_s=5 * cpu_s, memory_bytes=16 << 30)
         try:
-            # Steps on one state often come together, to several machines.
+            # Several machines often get steps on one state together.
             if not await states.begin_snapshot(key):
                 return
             async with self._lean.slot() as slot:

@@ -1,4 +1,4 @@
-"""The program ``lean`` in one environment: its sandboxes, and one run of it."""
+"""The program ``lean`` in one environment: its sandboxes, and its runs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from leanq.queue.requests import Request, Way
 
 log = logging.getLogger("leanq.worker")
 
-# The module as which every candidate's result is kept; no library calls its own so.
+# The module name of every candidate's result; no library uses it.
 MODULE = "LeanqSubmission"
 _COMPILE = ("-o", f"{MODULE}.olean")
 _SNAPSHOT = "snapshot"
-# As much can be read in the time that another thread takes to start.
+# So much can be read in the time that another thread takes to start.
 _PRINTED_AT_ONCE_BYTES = 20_000
-# What any Lean takes in an environment that works.
+# Any Lean takes this text in a working environment.
 _TRIAL = "theorem leanq_trial (p : Prop) (h : p) : p := h\n"
 # Lean's start takes less.
 _AT_ONCE_CPU_S = 1.0
-# A fork that spends less of its wall time on a processor may wait for what it does not have.
+# A fork that spends less of its wall time on a processor may wait for something that it lacks.
 _WORKING_SHARE = 0.5
-# Asking for axioms only imports and prints, but a library may be large and a disk cold.
+# To ask for axioms only imports and prints, but a library may be large and a disk cold.
 _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
 
@@ -44,7 +44,7 @@ _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 class Run:
     """One run of Lean on a text within limits.
 
-    ``compiled``: whether it wrote its result. ``way``: how it came by what the text begins with.
+    ``compiled``: whether it wrote its result. ``way``: how it got the text's beginning.
     """
 
     done: Finished
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict before any audit, why, and the messages that go with it."""
+        """Returns the verdict before any audit, its reason and messages."""
         return classify(self.printed, self.done, self.limits, compiled=self.compiled)
 
     @property
@@ -74,11 +74,11 @@ class Run:
 
 
 class Slot:
-    """A place for one run of Lean at a time, each in a sandbox: behind the text's header where the
-    fork server has imported it, else in one where Lean starts.
+    """A place for one run of Lean at a time, each in a sandbox. It stands behind the text's header
+    if the fork server has imported that; otherwise Lean starts in it.
 
     Attributes:
-        sandbox: that of the last run.
+        sandbox: the last run's sandbox.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Slot:
 
     @property
     def left(self) -> Path:
-        """What the last run left in its scratch folder."""
+        """The last run's scratch folder."""
         assert self.sandbox is not None
         return self.sandbox.left
 
@@ -99,10 +99,10 @@ class Lean:
     standard input.
 
     Args:
-        forks: the fork server; None: Lean starts for each text.
-        hidden: folders that a candidate must not see, where the machine can hide them.
+        forks: the fork server; None to start Lean for each text.
+        hidden: folders to hide from candidates, if the machine can.
         nice: niceness of the Lean processes.
-        inbox_root: a folder on the disk of the snapshots that are to be loaded, if any are.
+        inbox_root: a folder on the disk of the snapshots to load, if there are any.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Lean:
         self._proved_s = 0.0
 
     async def open(self) -> None:
-        """Raises WorkerError where Lean cannot run in a sandbox."""
+        """Raises WorkerError if Lean cannot run in a sandbox."""
         opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self.slots)))
         self.idle.extend(opened)
         if missing := missing_walls(opened[0].isolation):
@@ -135,13 +135,13 @@ class Lean:
         await self.prove()
 
     async def prove(self) -> None:
-        """Has Lean compile a theorem of ours, in a sandbox like a candidate's, after this call.
+        """Has Lean compile a theorem of ours in a sandbox like a candidate's, after this call.
 
-        A Lean that is broken, or a wrapper around files that are out of sight there, would seem to
-        crash on each candidate.
+        A broken Lean, or a wrapper around files that are hidden there, would seem to crash on each
+        candidate.
 
         Raises:
-            ToolchainError: it does not, so this machine is to blame and no candidate.
+            ToolchainError: it fails, so this machine is to blame and no candidate.
         """
         asked_s = time.monotonic()
         async with self._proving:
@@ -153,7 +153,7 @@ class Lean:
             self._proved_s = began_s
 
     async def close(self) -> None:
-        """Ends the idle sandboxes now, and the others when they are given back."""
+        """Ends the idle sandboxes now, and the others when they come back."""
         self._closed = True
         if self.forks is not None:
             await self.forks.close()
@@ -164,7 +164,7 @@ class Lean:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
-        """A place for runs, one after the other."""
+        """Yields a place for runs, one after the other."""
         slot = Slot()
         try:
             yield slot
@@ -185,17 +185,17 @@ class Lean:
         load: LocalSnapshot | None = None,
         compile_: bool = True,
     ) -> Run:
-        """One run on a text. Its result, if it is to be compiled, is the slot's :func:`olean`.
+        """Runs Lean on a text. If it is to be compiled, the slot's :func:`olean` is the result.
 
-        Where it dies, or cannot be started, Lean is tried with a text of ours. Where it died at
-        once, as of something that was not there for a moment, the text then runs once more.
+        If it dies or cannot be started, Lean is tried with a text of ours. If it died at once, as
+        when something was missing for a moment, the text runs once more.
 
         Args:
             load: a snapshot of a text that begins alike.
 
         Raises:
             ToolchainError: Lean does not work on this machine any more.
-            SandboxError: the process could not be started or watched, and Lean works.
+            SandboxError: the process could not be started or watched, although Lean works.
         """
         try:
             run = await self._run(slot, code, limits, options, load, compile_)
@@ -239,11 +239,11 @@ class Lean:
         args: Sequence[str],
         load: LocalSnapshot | None,
     ) -> Finished:
-        """A run of a Lean that starts for it."""
+        """Runs a Lean that starts for this text."""
         sandbox = slot.sandbox = await self._plain(slot)
         sandbox.clear()
         if load and sandbox.inbox:
-            # Without it, for want of room on the disk, Lean does the same, only slower.
+            # If the disk has no room for it, Lean does the same more slowly.
             with contextlib.suppress(OSError):
                 exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
                 args = [*args, f"--incr-load={exposed}"]
@@ -252,7 +252,7 @@ class Lean:
     async def _forked(
         self, slot: Slot, code: str, limits: Limits, args: Sequence[str]
     ) -> Finished | None:
-        """A run behind the text's header; None: it is not preloaded, or a thread is missing."""
+        """Runs behind the text's header; None if it is not preloaded, or a thread is missing."""
         if self.forks is None:
             return None
         command = self.command(args)
@@ -271,7 +271,7 @@ class Lean:
             log.warning("a text runs once more, for its fork was lost: %s", error)
             await self.forks.give_back(key, slot.forked.pop(key))
             return None
-        # What is killed from outside, as where memory is short, says nothing of forks.
+        # A kill from outside, as when memory is short, says nothing of forks.
         was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
         if not was_stopped and self.forks.is_due():
             compiled = compiled_by(command, sandbox.left)
@@ -280,7 +280,7 @@ class Lean:
         return done
 
     async def ask(self, source: str) -> str:
-        """What Lean prints about a source of ours, which imports the environment alone.
+        """Returns Lean's output about a source of ours, which imports the environment alone.
 
         Raises:
             ToolchainError: Lean does not work on this machine any more.
@@ -295,18 +295,18 @@ class Lean:
         return done.stdout.decode(errors="replace")
 
     def command(self, args: Sequence[str] = ()) -> list[str]:
-        """The command that reads a text from standard input."""
+        """Returns the command that reads a text from standard input."""
         environment = self.environment
         return [*environment.toolchain.command, *environment.options, *args, "--json", "--stdin"]
 
     async def _plain(self, slot: Slot) -> Sandbox:
-        """The slot's sandbox where Lean starts."""
+        """Returns the slot's sandbox in which Lean starts."""
         if slot.plain is None:
             slot.plain = await self._next_sandbox()
         return slot.plain
 
     async def _give_back(self, sandbox: Sandbox) -> None:
-        # What was opened for other files must not serve the changed environment.
+        # Sandboxes for the old files must not serve the changed environment.
         if sandbox.alive and not self._closed:
             sandbox.clear()
             self.idle.append(sandbox)
@@ -360,35 +360,35 @@ class Lean:
 
 
 def _is_doubtful(end: Exit) -> bool:
-    """Whether a Lean that is started for the text alone has to say how it ends, since it could be
-    the fork that has died, or that waits for a thread which no fork has. What has worked for most
-    of its wall time waits for nothing: to run it again would cost as much once more."""
+    """Returns whether a Lean that starts for the text alone has to run it again. The fork may have
+    died as a fork, or waited for a thread that no fork has. A run that worked for most of its wall
+    time waited for nothing, and would cost as much again."""
     if end.stopped == "wall":
         return end.cpu_s < _WORKING_SHARE * end.wall_s
     return end.stopped is None and end.signal is not None
 
 
 async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:
-    """The run that came to this end."""
+    """Returns the run that came to this end."""
     if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
         return Run(done, limits, Printed(done.stdout), compiled)
     return Run(done, limits, await asyncio.to_thread(Printed, done.stdout), compiled)
 
 
 def olean(slot: Slot) -> Path:
-    """Where a run leaves its compiled result."""
+    """Returns where a run leaves its compiled result."""
     return slot.left / f"{MODULE}.olean"
 
 
 def _has_compiled(slot: Slot) -> bool:
-    """Whether the last run left a result. What a link leads to is the worker's own, and no verdict
-    may tell of it."""
+    """Returns whether the last run left a result. A link may lead to the worker's own files, and no
+    verdict may tell of them."""
     path = olean(slot)
     return not path.is_symlink() and path.is_file()
 
 
 def limits_of(request: Request, factor: float = 1.0) -> Limits:
-    """A request's budgets; the times of them ``factor`` times."""
+    """Returns a request's budgets, with ``factor`` times its times."""
     return Limits(
         cpu_s=factor * request.timeout_s,
         wall_s=factor * request.wall_s,

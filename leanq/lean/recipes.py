@@ -1,9 +1,9 @@
-"""Recipes: what a state is, and the id that follows from it.
+"""Recipes: they define a state, and its id.
 
 A state is an open goal, known by the way that leads to it: a source with holes (its ``sorry``\\ s)
-in an environment, which of the holes is open, and the tactics so far. A recipe is kept as a chain
-of records, each with its parent's id and what it adds to the parent, so that a search tree costs
-the memory of its edges:
+in an environment, the number of the open hole, and the tactics so far. A recipe is a chain of
+records. Each has its parent's id and what it adds to the parent, so that a search tree costs the
+memory of its edges:
 
 | first byte | then | then as msgpack | what the record stands for |
 | --- | --- | --- | --- |
@@ -13,8 +13,8 @@ the memory of its edges:
 | ``S`` | id of a state | ``[tactic, holes]`` | the same, of a tactic with a ``sorry`` in it |
 | ``S`` | id of a state | ``[tactic, holes, number]`` | the goal in that hole of the tactic |
 
-An id is the 32 bytes of the BLAKE2b-256 hash of the record. Since that holds its parent's id, it is
-the hash of the whole recipe, and no recipe can be passed off for another. Holes are pairs of an
+An id is the 32 bytes of the BLAKE2b-256 hash of the record. The record holds its parent's id, so
+the id is a hash of the whole recipe, and no recipe can pass for another. Holes are pairs of an
 offset in characters and the number of a :data:`Form`.
 """
 
@@ -32,13 +32,13 @@ from leanq.errors import RecipeError
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 Form = Literal["term", "tactic", "unknown"]
-"""Where a ``sorry`` stands. Unknown: Lean shows no goal there, so it is never opened."""
+"""The place of a ``sorry``. Unknown: Lean shows no goal there, so it is never opened."""
 
 MAX_STEPS = 10_000
 """The longest chain of tactics."""
 
 MAX_LEVELS = 50
-"""How often a hole of a tactic may lie in a hole of a tactic."""
+"""How deep a hole of a tactic may lie in holes of tactics."""
 
 _VERSION = 1
 _MOST_EXPORTED_BYTES = 4 * MAX_REQUEST_BYTES
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Tactic:
-    """A tactic that worked, and which of its own holes is open, if one is."""
+    """A tactic that worked, and the number of its own open hole, if it has one."""
 
     text: str
     holes: tuple[Hole, ...] = ()
@@ -86,11 +86,11 @@ class Recipe:
 
     @property
     def snapshot_key(self) -> str:
-        """Names the snapshot that serves this state and all others of its source."""
+        """The name of the snapshot for all states of this source."""
         return snapshot_key(self.source.fingerprint, text_hash(self.source.code))
 
     def records(self) -> list[tuple[str, bytes]]:
-        """The ids and records from the source's to the state's own."""
+        """Returns the ids and records from the source's to the state's own."""
         record = self.source.record()
         chain = [(record_id(record), record)]
         differences: list[int | Tactic] = [self.opened, *self.tactics]
@@ -100,7 +100,7 @@ class Recipe:
 
     @property
     def levels(self) -> int:
-        """In how many holes of tactics, one in another, the open one lies."""
+        """How many holes of tactics the open one lies in."""
         return sum(tactic.opened is not None for tactic in self.tactics)
 
     @property
@@ -110,33 +110,34 @@ class Recipe:
 
 
 def record_id(record: bytes) -> str:
-    """The id that a record has by its content."""
+    """Returns the id of a record by its content."""
     return hashlib.blake2b(record, digest_size=32).hexdigest()
 
 
 def record_after(parent: str, difference: int | Tactic) -> tuple[str, bytes]:
-    """The id and the record of what follows on the record ``parent``: on a source by the number of
-    its hole that is opened, on a state by a tactic."""
+    """Returns the id and the record behind the record ``parent``: the number of an opened hole
+    behind a source, or a tactic behind a state."""
     plain = difference if isinstance(difference, int) else _difference(difference)
     record = b"S" + bytes.fromhex(parent) + _pack(plain)
     return record_id(record), record
 
 
 def text_hash(text: str) -> bytes:
-    """The BLAKE2b-256 hash of a header or a source."""
+    """Returns the BLAKE2b-256 hash of a header or a source."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
 
 
 def snapshot_key(fingerprint: str, text: bytes) -> str:
-    """Names what Lean has made in an environment of the text with this hash: 32 characters."""
+    """Returns the name of Lean's work on the text with this hash in an environment: 32
+    characters."""
     return hashlib.blake2b(fingerprint.encode() + text, digest_size=16).hexdigest()
 
 
 def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
-    """The recipe of ``state`` from its record, its parent's, and so on to the source's.
+    """Returns the recipe of ``state`` from its record, its parent's, and so on to the source's.
 
     Raises:
-        RecipeError: they are not what their ids say, or are of a later release.
+        RecipeError: the records do not match their ids, or are of a later release.
     """
     expected = state
     differences: list[object] = []
@@ -160,7 +161,7 @@ def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
 
 
 def pack_export(recipe: Recipe) -> bytes:
-    """Bytes that mean the same state wherever there is the same environment."""
+    """Returns bytes that mean the same state wherever the same environment is."""
     chain = recipe.records()
     records = [record for _, record in reversed(chain)]
     body = zstandard.compress(_pack([chain[-1][0], records]))
@@ -168,10 +169,10 @@ def pack_export(recipe: Recipe) -> bytes:
 
 
 def unpack_export(blob: bytes) -> Recipe:
-    """The recipe in what :func:`pack_export` made.
+    """Returns the recipe in the bytes of :func:`pack_export`.
 
     Raises:
-        RecipeError: it is something else, or damaged.
+        RecipeError: the bytes are something else, or damaged.
     """
     if not blob.startswith(_MAGIC):
         raise RecipeError("these bytes are no exported state, or one of a later release")
@@ -179,7 +180,7 @@ def unpack_export(blob: bytes) -> Recipe:
     if hashlib.blake2b(body, digest_size=32).digest() != checksum:
         raise RecipeError("the exported state is damaged: its checksum is wrong")
     try:
-        # As a stream, since a frame's own word on its size can be anything.
+        # As a stream: a frame can lie about its size.
         reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body)
         data = reader.read(_MOST_EXPORTED_BYTES + 1)
     except zstandard.ZstdError:

@@ -1,7 +1,7 @@
-"""Texts made of others: a theorem as its statement, each sorry as a lemma, a statement negated.
+"""Rewrites texts: theorems as statements, each sorry as a lemma, a statement negated.
 
-What is made is for Lean to check once more: :mod:`leanq.commands.extract` has it checked, and so
-should every caller.
+Lean has to check the new text once more: :mod:`leanq.commands.extract` does so, and so should every
+caller.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _PLAIN_NAME = re.compile(r"[^\W\d][\w'!?₀-₉]*")
 
 
 def with_statements(code: str, declarations: Sequence[Declaration]) -> str:
-    """The text with ``sorry`` for the proof of each of its theorems. Those that stand within
-    another declaration, as a structure's fields do, are made by it and stay.
+    """Returns the text with ``sorry`` for the proof of each of its theorems. Theorems within
+    another declaration, such as a structure's fields, stay: that declaration makes them.
 
     Raises:
-        UsageError: the proof of one is not found where its statement ends.
+        UsageError: a proof is not found where its statement ends.
     """
     spans = [_span(code, each) for each in declarations]
-    # From the last one on, so that the places before it stay what they are.
+    # From the last one on, so that the places before it stay valid.
     for theorem, (start, end) in reversed([*zip(declarations, spans, strict=True)]):
         if theorem.kind != "theorem" or any(
             first <= start and end <= last and (first, last) != (start, end)
@@ -41,7 +41,7 @@ def with_statements(code: str, declarations: Sequence[Declaration]) -> str:
 
 
 def with_negation(code: str, theorem: Declaration, name: str) -> str:
-    """The text up to a theorem, and in its place ``name``: the negation of what that states.
+    """Returns the text up to a theorem, and in its place ``name``: the negation of its statement.
 
     Raises:
         UsageError: it is no theorem, or has no statement that Lean prints.
@@ -56,15 +56,15 @@ def with_negation(code: str, theorem: Declaration, name: str) -> str:
 def with_lemmas(
     code: str, declarations: Sequence[Declaration], sorries: Sequence[Sorry], prefix: str
 ) -> str:
-    """The text with each sorry as a lemma of its own, before the declaration that it stands in.
+    """Returns the text with each sorry as a lemma of its own, before its declaration.
 
     Args:
         sorries: those of a check of the text, with their goals.
-        prefix: what the lemmas' names begin with; numbers follow.
+        prefix: the beginning of the lemmas' names; numbers follow.
 
     Raises:
-        UsageError: a sorry stands in no declaration with a name, or has no goal, or one that
-            cannot be stated alone.
+        UsageError: a sorry stands in no named declaration, or has no goal, or one that cannot be
+            stated alone.
     """
     holes = {hole.offset: hole for hole in find_holes(code)}
     spans = [(*_span(code, each), each) for each in declarations]
@@ -94,7 +94,7 @@ def with_lemmas(
 
 
 def _stated(sorry: Sorry) -> tuple[list[str], list[str], str]:
-    """The binders of a goal's lemma, what they are applied to, and the goal."""
+    """Returns the binders of a goal's lemma, its arguments, and the goal."""
     context, turnstile, goal = (sorry.goal or "").partition("⊢ ")
     if not turnstile:
         raise UsageError(f"the sorry at line {sorry.line} has no goal to make a lemma of")
@@ -116,7 +116,7 @@ def _stated(sorry: Sorry) -> tuple[list[str], list[str], str]:
 
 
 def _entries(context: str) -> Iterator[str]:
-    """The lines of a context, each with those that go on with it."""
+    """Yields the lines of a context, each with its continuation lines."""
     entry = ""
     for line in context.splitlines():
         if line.startswith("case "):
@@ -132,7 +132,8 @@ def _entries(context: str) -> Iterator[str]:
 
 
 def _proof(text: str, theorem: Declaration) -> int:
-    """Where a declaration's proof begins: its ``:=``, its first alternative, or its ``where``."""
+    """Returns where a declaration's proof begins: its ``:=``, its first alternative, or its
+    ``where``."""
     depth = bound = 0
     for token in tokens(text):
         if token.text in _OPENING:

@@ -1,9 +1,9 @@
 """As much of Lean's surface syntax as the audit needs.
 
-Answered here without Lean: where the import header of a file ends, and where its words stand that
-are neither in a comment nor in a string, such as ``example`` and ``sorry``. Comments, literals and
-identifiers are read exactly as Lean's tokenizer reads them, its oddities included. What a file's
-own macros make of the tokens is unknown to it: a command that a macro hides is not found.
+Without Lean, it finds where a file's import header ends, and where words such as ``example`` and
+``sorry`` stand outside comments and strings. It reads comments, literals and identifiers exactly as
+Lean's tokenizer does, oddities included. It does not know a file's own macros, so it misses
+commands that a macro hides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IDENTIFIER_PART = re.compile(_PART)
 _SPACE = re.compile(r"(?:[ \t\r\n]++|--[^\n]*+)++")
 _COMMENT_EDGE = re.compile(r"/-|-/")
 
-# What does not end reaches to the end of the file: an error for Lean, and time stays linear.
+# An unfinished token reaches to the end of the file: an error for Lean, and time stays linear.
 _TOKEN = re.compile(
     rf"""(?xs)
       (?P<doc>       /-[-!] )
@@ -53,14 +53,14 @@ _STRING_REST = re.compile(r'(?s)(?:[^"\\]++|\\.)*+"')
 _INTERPOLATED_REST = re.compile(r'(?s)(?:[^"\\{]++|\\.)*+["{]')
 _INTERPOLATING = frozenset({"s!", "m!", "f!", "throwError", "dbg_trace"})
 
-# What is copied into a source of ours stays on its line.
+# Words that are copied into a source of ours stay on their line.
 _MODULE_NAME = re.compile(_IDENTIFIER.replace("[^»]*(?:»|\\Z)", "[^»\n]*»"))
 
 _IMPORT_MODIFIERS = frozenset({"public", "meta"})
 _HEADER_WORDS = _IMPORT_MODIFIERS | {"module", "prelude", "import"}
 
-# Where programs come into play: commands that run them, attributes that hook them in, ways around
-# the type checker, and the names of the libraries without which none can do anything.
+# Words of programs: commands that run them, attributes that hook them in, ways around the type
+# checker, and the libraries that every program needs.
 _ACTING_WORD = re.compile(
     r"\#eval!? | run_(?:cmd|elab|meta|tac) | by_elab | elab(?:_rules)? | (?:builtin_)?initialize"
     r"| (?:builtin_)?d?simproc(?:_decl)? | println! | dbg_trace | implemented_by | extern"
@@ -70,9 +70,9 @@ _ACTING_WORD = re.compile(
 
 # An identifier that goes on, at the end of what is searched.
 _GOES_ON = re.compile(rf"(?<![{_REST}.»])(?:{_PART}\.)*+[{_FIRST}][{_REST}]*\Z|(?:{_PART}\.)+\Z")
-# Signs with which no token of a library begins that goes on with letters and ends a command.
+# Signs that no library's token begins with if it goes on with letters and ends a command.
 _COMMON_SIGNS = frozenset('()[]{}⟨⟩,;:.=<>+-*/|&^~@$%"`«»‹›→←↔↦∀∃λ¬∧∨≤≥≠×·•∘∣∈∉⊆∪∩▸')
-# As far as this a word is looked at for what it is a part of.
+# How far around a word it is examined for being a part of another token.
 _MOST_BEFORE = 300
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n\s*|(.))", re.DOTALL)
 
@@ -84,9 +84,9 @@ _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 class Header:
     """The import header of a file.
 
-    ``text`` is the source up to ``end_offset`` (in characters), which is the end of the last
-    token of the header, 0 if there is none. ``imports`` holds the names of the imported modules
-    in their order, written as `quote` writes them; the modifiers of an import are not kept.
+    ``text`` is the source up to ``end_offset`` (in characters), the end of the header's last token,
+    0 if there is none. ``imports`` holds the names of the imported modules in their order, written
+    as `quote` writes them; without an import's modifiers.
     """
 
     text: str
@@ -101,7 +101,7 @@ _MAY_HAVE_HEADER = re.compile("module|prelude|import")
 
 
 def quote(part: str) -> str:
-    """One component of a name as Lean writes it, in «» if it needs them.
+    """Returns one component of a name as Lean writes it, in «» if it needs them.
 
     Lean has no syntax for a » inside; it is doubled, so that no two components look the same.
     """
@@ -111,7 +111,7 @@ def quote(part: str) -> str:
 def split_header(code: str) -> Header:
     """Reads the header as Lean's parser does: ``module``, ``prelude``, then the imports.
 
-    Never fails: the header ends where Lean would find the first token that does not belong to it.
+    Never fails: the header ends before the first token that Lean finds no part of it.
     """
     # Most texts have none, and searching them is ten times as fast as reading their beginning.
     if not _MAY_HAVE_HEADER.search(code):
@@ -149,9 +149,10 @@ def split_header(code: str) -> Header:
 
 
 def header_statements(header: Header) -> tuple[tuple[str, int], ...]:
-    """The statements of a header, with single blanks between their words, and where each begins.
+    """Yields the statements of a header, with single blanks between their words, and where each
+    begins.
 
-    Two headers with the same statements mean the same, whatever blanks and comments they have.
+    Headers with the same statements mean the same, whatever blanks and comments they have.
     """
     statements: list[tuple[list[str], int]] = []
     previous = ""
@@ -164,11 +165,11 @@ def header_statements(header: Header) -> tuple[tuple[str, int], ...]:
 
 
 def can_act(text: str) -> bool:
-    """Whether a text could have more done than its elaboration: run programs that it brings, which
-    leave threads, files and changed references behind.
+    """Returns whether a text may do more than its elaboration: run programs of its own, which leave
+    threads, files and changed references behind.
 
-    Judged by its words, so it errs on the side of True; what an import offers for hiding
-    such words from sight it does not know.
+    It judges by words, so it errs on the side of True. An import can hide such words from sight; it
+    does not know.
     """
     previous = ""
     for token in tokens(text):
@@ -183,10 +184,9 @@ def can_act(text: str) -> bool:
 def name_examples(code: str, salt: str) -> str | None:
     """Makes every ``example`` a definition, so that it leaves a constant behind.
 
-    None if there is no example. The name is made of ``salt`` and of the example's number, three
-    letters long: ``def`` and a blank fill up the seven characters of ``example``, so no line and
-    no column moves, and what was aligned stays so. Nothing rests on the name being secret; it
-    only must not be one that the file uses.
+    Returns None if there is no example. A name is three letters made of ``salt`` and the example's
+    number. ``def`` and a blank fill up the seven characters of ``example``, so no line and no
+    column moves. The name need not be secret, only unused in the file.
     """
     pieces: list[str] = []
     done = 0
@@ -197,30 +197,30 @@ def name_examples(code: str, salt: str) -> str | None:
 
 
 def example_names(code: str, salt: str) -> tuple[str, ...]:
-    """The names that :func:`name_examples` gives."""
+    """Returns the names that :func:`name_examples` gives."""
     return made_up_names(salt, sum(1 for _ in _example_offsets(code)))
 
 
 def made_up_names(salt: str, count: int) -> tuple[str, ...]:
-    """Names of three letters that follow from the salt."""
+    """Yields names of three letters that follow from the salt."""
     first = _first_number(salt)
     return tuple(_three_letters(first + number) for number in range(count))
 
 
 def define(name: str) -> str:
-    """What begins a definition of a made-up name, as long as ``example``."""
+    """Returns the beginning of a definition of a made-up name, as long as ``example``."""
     return f"def {name}"
 
 
 def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
-    """Whether a word there may be a token of its own.
+    """Returns whether a word there may be a token of its own.
 
-    It is none where an identifier reaches into it: Lean takes the longest token. A token that
-    begins before the identifier and ends there would be one of a library, or one that the text
-    declares by a string.
+    It is none if an identifier reaches into it, since Lean takes the longest token. A token that
+    begins before the identifier and ends there would be a library's, or one that the text declares
+    by a string.
 
     Args:
-        literals: what :func:`string_contents` finds in the text.
+        literals: the result of :func:`string_contents` for the text.
     """
     start = offset
     while start and not code[start - 1].isspace():
@@ -242,7 +242,7 @@ def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
 
 
 def string_contents(code: str) -> frozenset[str]:
-    """All that could be the content of a string in a text, whatever its tokens are."""
+    """Returns all possible contents of strings in a text, whatever its tokens are."""
     pieces = code.split('"')
     decoded = (_ESCAPE.sub(_unescaped, piece) for piece in pieces)
     return frozenset(piece.strip() for piece in (*pieces, *decoded))
@@ -268,13 +268,13 @@ def _canonical(identifier: str) -> str:
 
 
 def _skip_space(code: str, offset: int) -> int:
-    """Past blanks and comments; doc comments are tokens and stay."""
+    """Returns the offset past blanks and comments; doc comments are tokens and stay."""
     while True:
         if match := _SPACE.match(code, offset):
             offset = match.end()
         if not code.startswith("/-", offset) or code[offset + 2 : offset + 3] in {"-", "!"}:
             return offset
-        # Lean does not look at the character after the opening either: `/-/- -/` is one comment.
+        # Lean skips the character behind the opening, too: `/-/- -/` is one comment.
         offset = _skip_comment_body(code, offset + 3)
 
 
@@ -288,7 +288,7 @@ def _skip_comment_body(code: str, offset: int) -> int:
 
 
 class Token(NamedTuple):
-    """What stands from ``start`` to ``end``, in characters; of a string or comment, its opening."""
+    """A token from ``start`` to ``end``, in characters; for a string or comment, its opening."""
 
     text: str
     start: int
@@ -296,9 +296,9 @@ class Token(NamedTuple):
 
 
 def tokens(code: str) -> Iterator[Token]:
-    """The tokens of ``code``; a string or doc comment is one, and reaches to the end of the text
-    where it does not end before. Of a string that interpolates, each piece of it is a token, and
-    so are those between them."""
+    """Yields the tokens of ``code``. A string or doc comment is one, and reaches to the end of the
+    text if it is not closed. An interpolated string gives a token for each of its pieces, and
+    tokens between them."""
     offset = 0
     previous = ""
     open_braces: list[int] = []  # for each interpolation `{…}` around us, its own open braces
@@ -307,7 +307,7 @@ def tokens(code: str) -> Iterator[Token]:
         resume_string = False
         match match.lastgroup:
             case "doc":
-                # Lean skips blanks after the opening as after any token, comments included.
+                # Lean skips blanks behind the opening as behind any token, comments included.
                 offset = _skip_comment_body(code, _skip_space(code, offset))
             case "string" if previous in _INTERPOLATING:
                 resume_string = True

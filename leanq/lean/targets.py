@@ -1,8 +1,7 @@
-"""What candidates are held against: targets, compiled apart from any candidate, each once.
+"""Targets for candidates, compiled apart from any candidate, each once.
 
-A compiled target is kept where no candidate can write: in the worker's own memory, and for all
-workers of the machine beside the snapshots, whose room it shares. It is known by the environment's
-fingerprint, by the options and by the text.
+Compiled targets are kept where no candidate can write: in the worker's own memory, and beside the
+machine's snapshots, whose room they share. Fingerprint, options and text name a target.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from leanq.lean.syntax import example_names, name_examples
 from leanq.queue.requests import Request
 
 _KEPT_BYTES = 64 << 20
-# Another one where what is written to the disk changes.
+# Raise it when the format on disk changes.
 _VERSION = "leanq-target-1"
 
 _DECODER = msgspec.msgpack.Decoder(tuple[list[bytes], tuple[str, str]])
@@ -44,8 +43,8 @@ class _Compiled(NamedTuple):
 
     Attributes:
         ending: the name of the declaration behind its text.
-        has_theorem: whether it declares one.
-        open: the definitions that it leaves open.
+        has_theorem: whether the text declares one.
+        open: the definitions that the text leaves open.
     """
 
     file: Parts
@@ -55,16 +54,16 @@ class _Compiled(NamedTuple):
 
     @classmethod
     def of(cls, file: Parts, ending: tuple[str, str]) -> _Compiled:
-        """Looks into a compiled file for what is to be proved there."""
+        """Reads from a compiled file what there is to prove."""
         try:
             has_theorem, open_ = what_is_open(open_image(file))
         except (Damaged, IndexError):
-            # A file of another Lean: the judge says of the candidate why it cannot judge.
+            # A file of another Lean: the candidate's judge says why it cannot judge.
             has_theorem, open_ = True, []
         return cls(file, ending, has_theorem, [display(name) for name in open_])
 
     def check(self, holes: Sequence[str]) -> None:
-        """Raises `InvalidRequestError` where nothing in it is to be proved or filled."""
+        """Raises `InvalidRequestError` if there is nothing to prove or to fill in."""
         if self.has_theorem:
             return
         unknown = [hole for hole in holes if hole not in self.open]
@@ -85,7 +84,7 @@ class Targets:
     """The targets of one environment.
 
     Args:
-        cache: this machine's snapshots, among which targets are kept as well; None for memory only.
+        cache: this machine's snapshots, which keep targets as well; None for memory only.
     """
 
     def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
@@ -95,11 +94,11 @@ class Targets:
         self._found: dict[tuple[str, ...], Path] = {}
 
     async def of_request(self, request: Request) -> Target:
-        """What a request wants to be proved.
+        """Returns the target of a request.
 
         Raises:
-            InvalidRequestError: the target does not compile, it has nothing to prove, or the
-                environment has no such names.
+            InvalidRequestError: the target does not compile, has nothing to prove, or names what
+                the environment lacks.
         """
         if request.theorems:
             return await self._of_environment(request)
@@ -110,8 +109,8 @@ class Targets:
         return Target(compiled.file, compiled.ending, holes=request.holes)
 
     async def of_source(self, source: str, request: Request) -> tuple[Target, str]:
-        """A source that was given with its holes, as the target of what fills them; and the salt
-        of the names that its examples have in it.
+        """Returns a source with holes as the target of its fillings, and the salt of its examples'
+        names.
 
         Raises:
             InvalidRequestError: the source does not compile any more.
@@ -162,13 +161,13 @@ class Targets:
         errors = [message for message in outcome.messages if message.severity == "error"]
         last_line = ended.code.rstrip().count("\n") + 1
         if errors and errors[0].line >= last_line and ended.is_involved(errors[:1]):
-            # The target's author knows nothing of the token that Lean met.
+            # The target's author does not know the token that Lean met.
             expected = errors[0].text.partition("; ")[2]
             return f"it is not complete; behind its end Lean {expected or 'expected more'}"
         return f"{errors[0].text if errors else outcome.verdict:.2000}"
 
     def _load(self, key: str) -> _Compiled | None:
-        """The target from this machine's disk; None: it is not there, or not as it was written."""
+        """Returns the target from this machine's disk; None if it is missing or damaged."""
         found = self._cache.find(key) if self._cache else None
         if found is None:
             return None
@@ -215,20 +214,20 @@ class Targets:
 
 
 def _room_bytes(kept: _Compiled) -> int:
-    """One that is larger than all the room is kept alone."""
+    """Keeps a target; one that is larger than all the room is kept alone."""
     return min(sum(map(len, kept.file)), _KEPT_BYTES)
 
 
 def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:
-    """A source with its holes filled, with the names for its examples that its target has; and the
-    options that go with them."""
+    """Returns a source with its holes filled and its target's names for its examples, and the
+    options for it."""
     if not example_names(source, salt):
         return code, ()
     return name_examples(code, salt) or code, NAMED_OPTIONS
 
 
 def _find_declaring(environment: Environment, name: tuple[str, ...]) -> Path | None:
-    """The compiled module that declares a name."""
+    """Returns the compiled module that declares a name."""
     written = name[-1].encode() + b"\0"
     for folder in environment.search_path:
         for path in sorted(folder.rglob("*.olean")):

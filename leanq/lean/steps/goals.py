@@ -1,4 +1,4 @@
-"""What is left to prove in the holes of a text, and the states of these goals."""
+"""The goals in the holes of a text, and the states of these goals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The holes of a text as Lean sees them, and the goals of those that it shows, by number."""
+    """The holes of a text as Lean sees them, and the goals that it shows, by number."""
 
     holes: tuple[Hole, ...]
     goals: Mapping[int, str]
@@ -30,7 +30,7 @@ async def look(
 ) -> Seen:
     """Has Lean show the goals of holes, and finds their forms by that.
 
-    ``run``: what Lean says of a draft.
+    ``run``: returns Lean's answer on a draft.
     """
     missing = {number: hole.form for number, hole in enumerate(holes)}
     goals: dict[int, str] = {}
@@ -44,7 +44,7 @@ async def look(
         found = draft.goals(messages)
         goals |= found
         forms |= {number: missing.pop(number) for number in found}
-        # Where one block was misread, Lean may have gone no further, and the others can be right.
+        # After one misread block Lean may have stopped, so the others can be right.
         misread = [number for number in missing if draft.is_misread(number, messages)]
         if not missing or not (found or misread):
             break
@@ -54,7 +54,7 @@ async def look(
 
 
 def sorry_at(line: int, column: int, goal: str | None, state: str | None) -> Sorry:
-    """The hole that begins here."""
+    """Returns the hole that begins here."""
     return Sorry(line, column, goal, state, end_line=line, end_column=column + len("sorry"))
 
 
@@ -72,7 +72,7 @@ def sorries_of(text: str, seen: Seen, opened: Mapping[int, tuple[str, bytes]]) -
 
 
 async def keep_opened(code: str, seen: Seen, fingerprint: str, states: States) -> tuple[Sorry, ...]:
-    """The holes of a checked text, once the states of those with a goal are kept.
+    """Returns the holes of a checked text, once the states of those with a goal are kept.
 
     Raises:
         QueueFullError: there is no room to keep them.

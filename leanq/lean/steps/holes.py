@@ -1,9 +1,9 @@
-"""Sources with holes: where they are, and the text with which Lean tries a tactic in one.
+"""Sources with holes: their places, and the text with which Lean tries a tactic in one.
 
-A hole is a ``sorry``. What is tried in it is written into a block in its place, ``(by {…})`` for a
-term and ``{…}`` for a tactic: Lean's own syntax in any environment, in which the tactics stand at
-the margin, whatever the lines around them, and which ends at its brace alone. Lean says of such a
-block what is left to prove in it, as it prints any goal::
+A hole is a ``sorry``. A trial is written into a block in its place, ``(by {…})`` for a term and
+``{…}`` for a tactic. This is Lean's own syntax in any environment. The tactics stand at the margin,
+whatever the lines around them, and only the brace ends the block. Lean prints the goals left in
+such a block as it prints any goal::
 
     theorem t (p q : Prop) (hp : p) (hq : q) : And p q := (by {
     constructor
@@ -30,7 +30,7 @@ from leanq.queue.requests import Message
 
 _SORRY = "sorry"
 _UNSOLVED = "unsolved goals\n"
-# What can end a tactic, so that a word on the next line begins another.
+# Signs that can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
 # Code that rests on it compiles, as with sorryAx.
@@ -39,11 +39,11 @@ _STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A tactic: as it is kept, and where that lay in what was given.
+    """A tactic as it is kept, and where that lay in the given text.
 
-    ``text`` begins at the margin, without blanks and comments around it, so that what differs in
-    these alone is one tactic. ``line`` counts the lines that were left out before it, ``moved`` has
-    for each line of it by how many columns it was moved to the left.
+    ``text`` begins at the margin, without blanks and comments around it, so tactics that differ in
+    these alone are one. ``line`` counts the lines that were left out before it. ``moved`` says for
+    each of its lines by how many columns it moved to the left.
     """
 
     text: str
@@ -51,12 +51,12 @@ class Given:
     moved: tuple[int, ...]
 
     def place(self, line: int, column: int) -> tuple[int, int]:
-        """A place in ``text`` (lines from 1), as one in what was given."""
+        """Returns a place in ``text`` (lines from 1) as one in the given text."""
         moved = self.moved[line - 1] if 1 <= line <= len(self.moved) else 0
         return line + self.line, column + moved
 
     def message(self, message: Message) -> Message:
-        """A message about ``text``, as one about what was given."""
+        """Returns a message about ``text`` as one about the given text."""
         line, column = self.place(message.line, message.column)
         end: tuple[int | None, int | None] = (None, None)
         if message.end_line is not None and message.end_column is not None:
@@ -67,7 +67,7 @@ class Given:
 
 
 def find_holes(text: str) -> tuple[Hole, ...]:
-    """Every ``sorry`` of a text, with the form that its surroundings suggest."""
+    """Returns every ``sorry`` of a text, with the form that its surroundings suggest."""
     holes: list[Hole] = []
     before = 0
     for token in tokens(text):
@@ -82,8 +82,8 @@ def find_holes(text: str) -> tuple[Hole, ...]:
 
 
 def are_plain(text: str, holes: Sequence[Hole]) -> bool:
-    """Whether nothing but Lean's own syntax could make these holes of other forms than found: each
-    stands behind a word that only a term, or only a tactic, can follow."""
+    """Returns whether only Lean's own syntax can decide these holes' forms: each stands behind a
+    word that only a term, or only a tactic, can follow."""
     forms = {hole.offset: hole.form for hole in holes}
     before, last = Token("", 0, 0), Token("", 0, 0)
     for token in tokens(text):
@@ -97,7 +97,7 @@ def are_plain(text: str, holes: Sequence[Hole]) -> bool:
 
 
 def read_tactic(given: str) -> Given:
-    """A tactic as it is kept; raises InvalidRequestError where there is none."""
+    """Returns a tactic as it is kept; raises InvalidRequestError if there is none."""
     found = list(tokens(given))
     # A separator at its end would meet our own.
     while found and found[-1].text == ";":
@@ -123,10 +123,10 @@ def read_tactic(given: str) -> Given:
 
 
 def misfit(tactic: str) -> Message | None:
-    """Why a tactic could change something outside of its hole, if it could.
+    """Returns why a tactic could change something outside of its hole, if it could.
 
-    All that Lean's parser needs to leave the block is its brace. What else is wrong with a tactic
-    Lean says itself.
+    Lean's parser leaves the block only by its brace. Lean itself finds all other faults of a
+    tactic.
     """
     depth = 0
     found = list(tokens(f"{tactic}\n;"))
@@ -146,7 +146,7 @@ def misfit(tactic: str) -> Message | None:
 
 
 def is_genuine(recipe: Recipe) -> bool:
-    """Whether steps could have led to a recipe, as far as its texts tell."""
+    """Returns whether steps could have led to a recipe, as far as its texts tell."""
     for tactic in recipe.tactics:
         if misfit(tactic.text) or read_tactic(tactic.text).text != tactic.text:
             return False
@@ -166,7 +166,7 @@ def _at(text: str, offset: int, why: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of a text, from ``start`` to before ``end``, in characters."""
+    """A part of a text, from ``start`` to before ``end``, in characters."""
 
     start: int
     end: int
@@ -175,17 +175,17 @@ class Span:
         return self.start <= offset < self.end
 
     def touches(self, other: Span) -> bool:
-        """Whether they overlap or lie side by side."""
+        """Returns whether they overlap or lie side by side."""
         return self.start <= other.end and other.start <= self.end
 
 
 class Draft:
-    """A text for Lean, written piece by piece, and where its blocks lie.
+    """A text for Lean, written piece by piece, and the places of its blocks.
 
     Attributes:
-        trial: where the tactic on trial stands.
+        trial: the place of the tactic on trial.
         blocks: the block around it, and before that those around this block.
-        probes: the empty blocks, by the number of their hole.
+        probes: the empty blocks, by the numbers of their holes.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Draft:
 
     @cached_property
     def text(self) -> str:
-        """All that was written; nothing is appended any more."""
+        """The whole text; nothing is appended any more."""
         return "".join(self._pieces)
 
     @cached_property
@@ -209,13 +209,13 @@ class Draft:
         return self.text.count("\n", 0, self.trial.start)
 
     def add(self, text: str) -> Span:
-        """Appends; where it then stands."""
+        """Appends ``text``; returns its place."""
         self._pieces.append(text)
         self._length += len(text)
         return Span(self._length - len(text), self._length)
 
     def fill(self, text: str, holes: Sequence[Hole], fill: Callable[[int, Hole], object]) -> Span:
-        """Appends ``text``, where ``fill`` appends what stands in each hole's place."""
+        """Appends ``text``; ``fill`` appends the content of each hole."""
         start, done = self._length, 0
         for number, hole in enumerate(holes):
             self.add(text[done : hole.offset])
@@ -225,7 +225,7 @@ class Draft:
         return Span(start, self._length)
 
     def add_block(self, form: Form, content: Callable[[], object]) -> Span:
-        """Appends a block in which ``content`` appends the tactics."""
+        """Appends a block; ``content`` appends its tactics."""
         start = self._length
         self.add("(by {" if form == "term" else "{")
         content()
@@ -233,22 +233,23 @@ class Draft:
         return Span(start, self._length)
 
     def place(self, message: Message) -> Span:
-        """What a message of Lean's about the text is about."""
+        """Returns the part of the text that a message of Lean's is about."""
         start = self._offset(message.line, message.column)
         if message.end_line is None or message.end_column is None:
             return Span(start, start)
         return Span(start, self._offset(message.end_line, message.end_column))
 
     def is_trial(self, message: Message) -> bool:
-        """Whether it is about the tactic on trial."""
+        """Returns whether it is about the tactic on trial."""
         return self.trial.start <= self.place(message).start <= self.trial.end
 
     def is_left(self, message: Message) -> bool:
-        """Whether it says what is left to prove in the block around the tactic on trial."""
+        """Returns whether it tells the goals left in the block around the tactic on trial."""
         return self.level(message) == len(self.blocks) - 1
 
     def left_outside(self, messages: Sequence[Message]) -> list[int]:
-        """How many goals are left in each of the blocks around that of the tactic on trial."""
+        """Returns how many goals are left in each of the blocks around that of the tactic on
+        trial."""
         left = [0] * (len(self.blocks) - 1)
         for message in messages:
             level = self.level(message)
@@ -257,7 +258,7 @@ class Draft:
         return left
 
     def level(self, message: Message) -> int | None:
-        """The innermost block at whose own end goals are left, if it says so."""
+        """Returns the innermost block that ends with goals left, if the message says so."""
         if not message.text.startswith(_UNSOLVED) or self.is_trial(message):
             return None
         start = self.place(message).start
@@ -265,15 +266,16 @@ class Draft:
         return inside[-1] if inside else None
 
     def of_trial(self, message: Message) -> Message:
-        """A message about the tactic on trial, with its place in it: from line 1, column 0."""
+        """Returns a message about the tactic on trial, with its place in it: from line 1, column
+        0."""
         up = self._lines_before_trial
         if message.end_line is None or self.place(message).end > self.trial.end:
             return structs.replace(message, line=message.line - up, end_line=None, end_column=None)
         return structs.replace(message, line=message.line - up, end_line=message.end_line - up)
 
     def goals(self, messages: Sequence[Message]) -> dict[int, str]:
-        """What Lean says is left to prove in the empty blocks, by number; one that is run several
-        times has several goals."""
+        """Returns the goals that Lean reports in the empty blocks, by number. A block that runs
+        several times has several goals."""
         found: dict[int, list[str]] = {}
         numbers = sorted(self.probes, key=lambda number: self.probes[number].start)
         starts = [self.probes[number].start for number in numbers]
@@ -286,7 +288,7 @@ class Draft:
         return {number: "\n\n".join(goals) for number, goals in found.items()}
 
     def is_misread(self, number: int, messages: Sequence[Message]) -> bool:
-        """Whether Lean says that an empty block cannot stand where it does."""
+        """Returns whether Lean says that an empty block cannot stand in its place."""
         span = self.probes[number]
         return any(m.severity == "error" and span.touches(self.place(m)) for m in messages)
 
@@ -295,12 +297,12 @@ class Draft:
 
 
 def read_goals(message: Message) -> tuple[str, ...]:
-    """The goals of one message that some are unsolved."""
+    """Returns the goals in a message about unsolved goals."""
     return tuple(message.text.removeprefix(_UNSOLVED).split("\n\n"))
 
 
 def draft_probe(code: str, holes: Sequence[Hole], forms: Mapping[int, Form]) -> Draft:
-    """A source with an empty block in each of the holes that ``forms`` names."""
+    """Drafts a source with an empty block in each of the holes that ``forms`` names."""
     draft = Draft()
     draft.fill(code, holes, lambda number, hole: _probe(draft, number, forms))
     return draft
@@ -313,12 +315,12 @@ def draft_trial(
     stand_in: str = "",
     outside: Sequence[int] = (),
 ) -> Draft:
-    """The source of a state with a tactic in its hole, after those that led there.
+    """Drafts the source of a state with a tactic in its hole, after those that led there.
 
     Args:
         probes: the forms of those of the tactic's own holes that get an empty block.
-        stand_in: the name of an axiom of ours that takes the place of all other holes, so that an
-            audit can tell them from what the tactic itself leaves out.
+        stand_in: the name of an axiom of ours for all other holes, so that an audit can tell them
+            from those that the tactic itself leaves open.
         outside: how many goals it also ends in each of the blocks around, outermost first.
     """
     levels: list[list[Tactic]] = [[]]

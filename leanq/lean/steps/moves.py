@@ -1,4 +1,4 @@
-"""A tactic on a state, as it is known before Lean runs, and how Lean's answer is told of it."""
+"""A tactic on a state before Lean runs, and Lean's answer about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leanq.states import States
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A tactic on a state: the state's recipe, and the tactic as it was given and as it is kept."""
+    """A tactic on a state: the state's recipe, and the tactic as given and as kept."""
 
     state: str
     recipe: Recipe
@@ -28,18 +28,19 @@ class Move:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the text has no hole beside the one that this tactic is for."""
+        """Whether the text has no other hole than the one for this tactic."""
         recipe = self.recipe
         opened = 1 + sum(tactic.opened is not None for tactic in recipe.tactics)
         holes = len(recipe.source.holes) + sum(len(tactic.holes) for tactic in recipe.tactics)
         return holes <= opened and not self.tactic.holes
 
     def opened(self, tactic: Tactic, numbers: Iterable[int]) -> dict[int, tuple[str, bytes]]:
-        """The states in the holes of the tactic with these numbers, and their records."""
+        """Returns the states in the holes of the tactic with these numbers, and their records."""
         return {n: record_after(self.state, replace(tactic, opened=n)) for n in numbers}
 
     def told(self, draft: Draft, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """What concerns the tactic, with places in it; an error elsewhere is its fault as well."""
+        """Returns the messages about the tactic, with places in it. An error elsewhere is its fault
+        as well."""
         told = [self.given.message(draft.of_trial(m)) for m in messages if draft.is_trial(m)]
         elsewhere = [
             structs.replace(message, line=1, column=0, end_line=None, end_column=None)
@@ -53,7 +54,7 @@ class Move:
         return (*told, *elsewhere)
 
     def placed(self, sorries: Sequence[Sorry]) -> tuple[Sorry, ...]:
-        """Sorries of the tactic as it is kept, with places in what was given."""
+        """Returns sorries of the kept tactic with places in the given one."""
         places = (self.given.place(sorry.line, sorry.column) for sorry in sorries)
         return tuple(
             sorry_at(line, column, sorry.goal, sorry.state)
@@ -61,7 +62,8 @@ class Move:
         )
 
     def closed(self, draft: Draft, checked: Reply, stand_in: str = "") -> Reply:
-        """What the check of the whole text says of the tactic that has left nothing to prove."""
+        """Returns the check of the whole text as the reply to a tactic that left nothing to
+        prove."""
         axioms = checked.axioms and tuple(
             sorted({"sorryAx" if name == stand_in else name for name in checked.axioms})
         )
@@ -73,7 +75,7 @@ class Move:
 
 
 async def read_move(request: Request, states: States, environment: Environment) -> Move | Reply:
-    """What a request for a step asks for, or why it makes no sense here."""
+    """Reads the request for a step, or says why it makes no sense here."""
     records = await states.recall(request.state)
     if records is None:
         return Reply(error=f"the state {request.state} is not known here, or no longer")
@@ -88,7 +90,7 @@ async def read_move(request: Request, states: States, environment: Environment) 
 
 
 def outcome_apart(draft: Draft, outcome: Outcome) -> Outcome:
-    """What a draft amounts to once the messages that goals are left are set aside."""
+    """Returns the verdict on a draft without the messages that goals are left."""
     counted = [message for message in outcome.messages if draft.level(message) is None]
     errors = [message for message in counted if message.severity == "error"]
     verdict = outcome.verdict
@@ -102,12 +104,12 @@ def outcome_apart(draft: Draft, outcome: Outcome) -> Outcome:
 
 
 def left_open(reply: Reply) -> Reply:
-    """The reply to a tactic that worked and leaves goals."""
+    """Returns the reply to a tactic that worked and leaves goals."""
     return structs.replace(reply, verdict="incomplete", reason="goals_remain")
 
 
 def other_environment(recipe: Recipe, environment: Environment) -> str:
-    """Why a state makes no sense in an environment."""
+    """Returns why a state makes no sense in an environment."""
     theirs, ours = recipe.source.fingerprint, environment.fingerprint
     return (
         f"the state is of an environment with the fingerprint {theirs[:12]}, and "
@@ -116,6 +118,6 @@ def other_environment(recipe: Recipe, environment: Environment) -> str:
 
 
 def _read(text: str) -> tuple[Given, Tactic, Message | None]:
-    """A tactic, and why it could leave its hole, if it could."""
+    """Returns a tactic, and why it could leave its hole, if it could."""
     given = read_tactic(text)
     return given, Tactic(given.text, find_holes(given.text)), misfit(text)

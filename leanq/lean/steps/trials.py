@@ -1,9 +1,9 @@
-"""Goals and steps: what is left to prove in the holes of a text, and what a tactic makes of it.
+"""Goals and steps: what is left to prove in the holes of a text, and the effect of a tactic.
 
-Lean is given the text with the tactics in the hole (see :mod:`leanq.lean.steps.holes`), all from
-the start, and says what is left. A tactic that leaves nothing has closed the proof as far as this
-hole goes: then the whole text is checked as any other, audit and all, from the start: what a
-candidate's own code has made has no part in it.
+Lean reads the text with the tactics in the hole from the start (see :mod:`leanq.lean.steps.holes`),
+and says what is left. A tactic that leaves nothing has closed this hole. Then the whole text is
+checked as any other, with its audit and from the start, so that nothing made by a candidate's own
+code takes part.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Trials:
         self._targets = targets
 
     async def sorries(self, request: Request, states: States) -> tuple[Sorry, ...]:
-        """Every ``sorry`` of a checked text, with its goal and its state.
+        """Returns every ``sorry`` of a checked text, with its goal and its state.
 
-        Those of which Lean shows no goal have no state either.
+        A sorry without a goal has no state either.
 
         Raises:
             QueueFullError: there is no room to keep the states.
@@ -60,7 +60,7 @@ class Trials:
         return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
 
     async def step(self, request: Request, states: States) -> Reply:
-        """What becomes of a state by a tactic.
+        """Tries a tactic on a state.
 
         Raises:
             QueueFullError: there is no room to keep the next state.
@@ -71,7 +71,7 @@ class Trials:
         return await self.run(move, request, states)
 
     async def run(self, move: Move, request: Request, states: States) -> Reply:
-        """The same, once the request has been read."""
+        """Tries the tactic of a request that has been read."""
         reply = await _Step(self, move, request, states).run()
         warm = self._prefixes.holds(move.recipe.snapshot_key)
         return structs.replace(reply, fingerprint=self._lean.environment.fingerprint, warm=warm)
@@ -112,7 +112,8 @@ class _Step:
         )
 
     async def _go_on(self, slot: Slot, reply: Reply, goals: tuple[str, ...]) -> Reply:
-        """The next state: the goals that are left, else the first hole of the tactic itself."""
+        """Returns the next state: the goals that are left, else the first hole of the tactic
+        itself."""
         move, tactic = self._move, self._move.tactic
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
@@ -124,7 +125,7 @@ class _Step:
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
             )
             tactic = Tactic(tactic.text, seen.holes)
-            # Deeper ones would be no recipe that others read.
+            # Others would refuse a deeper one.
             numbers = seen.goals if move.recipe.levels < MAX_LEVELS else ()
             opened = await asyncio.to_thread(move.opened, tactic, numbers)
             await self._states.keep(dict(opened.values()))
@@ -138,17 +139,18 @@ class _Step:
         return structs.replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
     async def _program(self) -> str | None:
-        """What in the tactics runs programs, which could find the stand-in and prove by it."""
+        """Returns the part of the tactics that runs programs, which could find the stand-in and
+        prove by it."""
         move = self._move
         texts = [tactic.text for tactic in (*move.recipe.tactics, move.tactic)]
         return await self._auditor.runs_programs("\n".join(texts))
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
-        """Nothing is left: the whole text is verified against its source, so that whatever the
-        tactics are made of has changed nothing but what stands in the holes."""
+        """Nothing is left. Verifies the whole text against its source, so that the tactics have
+        changed nothing but the contents of the holes."""
         started = time.monotonic()
         move = self._move
-        # A name that no library search offers, and that no tactic can have known.
+        # A name that no library search offers, and that no tactic can know.
         others = not move.is_whole or any(outside)
         stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
