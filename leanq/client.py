@@ -33,9 +33,9 @@ from leanq.producer.request_builder import (
     RequestBuilder,
     SubmitOptions,
 )
-from leanq.producer.route import NoWorker, Route, Timings, WhenFull
+from leanq.producer.route import ClientTimings, NoWorker, Route, WhenFull
 from leanq.producer.shard_router import ShardRouter
-from leanq.producer.stream import WINDOW, End, Result, astream
+from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, without_password
 from leanq.queue.up_file import find_url
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 class _Client:
     """What both clients share: how they are made, and their clusters."""
 
-    timings: ClassVar[Timings] = Timings()
+    timings: ClassVar[ClientTimings] = ClientTimings()
     # As of ShardClient.
     shares_ends: ClassVar[bool] = False
 
@@ -214,7 +214,7 @@ class AsyncLeanQClient(_Client):
         """Lean's verdicts on any number of codes; as :meth:`LeanQClient.amap`."""
         shared = self._builder.shared(options)
 
-        def send(code: str, done: Callable[[End], None]) -> Callable[[], object]:
+        def send(code: str, done: Callable[[ReplyOrError], None]) -> Callable[[], object]:
             return self._send(self._builder.check(code, shared), done)
 
         environment = shared.get("env", DEFAULT_ENVIRONMENT)
@@ -266,7 +266,7 @@ class AsyncLeanQClient(_Client):
         return AsyncCampaignsClient(self._campaign_route())
 
     def _send(
-        self, prepared: PreparedRequest[Reply], done: Callable[[End], None]
+        self, prepared: PreparedRequest[Reply], done: Callable[[ReplyOrError], None]
     ) -> Callable[[], object]:
         route = self._open_route()
         waiter = _CallingBack(prepared, done)
@@ -317,7 +317,9 @@ class _CallingBack:
 
     __slots__ = ("_done", "_prepared")
 
-    def __init__(self, prepared: PreparedRequest[Reply], done: Callable[[End], None]) -> None:
+    def __init__(
+        self, prepared: PreparedRequest[Reply], done: Callable[[ReplyOrError], None]
+    ) -> None:
         self._prepared = prepared
         self._done = done
 

@@ -16,7 +16,7 @@ LONG_S = 600.0
 LEARNED_REQUESTS = 20
 """After so many, what they took is believed."""
 
-Reason = Literal[
+DecisionReason = Literal[
     "stale",  # statistics are too old to act on: held
     "cold",  # too little is known to take workers away: held
     "backlog",  # more, or what waits misses its deadline
@@ -156,7 +156,7 @@ class Decision:
     """How many workers, and why: a word, a sentence, and every term by its name."""
 
     target: int
-    reason: Reason
+    reason: DecisionReason
     text: str
     terms: dict[str, float]
     memory: Memory
@@ -344,7 +344,7 @@ def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decisi
         f"are ready, {stats.order} ordered; what waits is cleared in {terms.clear_s:.0f} s"
     )
     wanted = stats.order
-    reason: Reason = "backlog"
+    reason: DecisionReason = "backlog"
     if terms.clear_s > terms.start_s:
         extra = terms.short_slot_s / (terms.remaining_s - terms.slow_start_s)
         slots = min(stats.order * terms.slots_per_worker + extra, requests)
@@ -374,7 +374,7 @@ def _noted(stats: Stats, settings: ScaleSettings, memory: Memory, enough: int) -
 
 def _fewer(
     stats: Stats, settings: ScaleSettings, terms: _Terms, memory: Memory
-) -> tuple[int, Reason, str]:
+) -> tuple[int, DecisionReason, str]:
     """The order or less, with the reason and its part of the sentence."""
     order = stats.order
     lasting = max(count for _, count in memory.enough)
@@ -407,8 +407,8 @@ def _fewer(
 
 __all__ = [
     "Decision",
+    "DecisionReason",
     "Memory",
-    "Reason",
     "Sample",
     "ScaleSettings",
     "Stats",
@@ -431,6 +431,6 @@ def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) 
     target = min(max(decision.target, settings.min_workers), settings.max_workers)
     if target == decision.target:
         return decision
-    reason: Reason = "min_workers" if target > decision.target else "max_workers"
+    reason: DecisionReason = "min_workers" if target > decision.target else "max_workers"
     text = f"{decision.text}; the {reason} is {target}"
     return replace(decision, target=target, reason=reason, text=text)

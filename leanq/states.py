@@ -147,7 +147,7 @@ class RedisStates:
         shards: dict[Queue, list[tuple[str, bytes, bytes]]] = {}
         for state, record in entries.items():
             row = (state.hex()[:3], state[1:], record)
-            shards.setdefault(self._home(state), []).append(row)
+            shards.setdefault(self._home_of_state(state), []).append(row)
         for queue, rows in shards.items():
             for start in range(0, len(rows), _KEPT_AT_ONCE):
                 await queue.run("state_keep", records=rows[start : start + _KEPT_AT_ONCE])
@@ -159,7 +159,7 @@ class RedisStates:
             left = MOST_DEPTH - len(records)
             found: list[bytes] = []
             if left:
-                found = await self._home(at).run(
+                found = await self._home_of_state(at).run(
                     "state_recall", id=at, shards=len(self._queues), max_records=left
                 )
             records += found
@@ -177,7 +177,7 @@ class RedisStates:
 
         The first eight digits say in which shard and bucket a state is, so one bucket is read.
         """
-        queue = self._home(bytes.fromhex(prefix[:8]))
+        queue = self._home_of_state(bytes.fromhex(prefix[:8]))
         # A bucket has the first three digits; its fields lack the first two.
         bucket = f"{queue.keys.tag}:states:{prefix[:3]}"
         fields: Any = await queue.call(lambda c: c.hkeys(bucket))
@@ -185,7 +185,7 @@ class RedisStates:
         return sorted(state for state in ids if state.startswith(prefix))
 
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
-        queue = self._monitor(key)
+        queue = self._home_of_key(key)
         size = snapshot.size_bytes
         kept = False
         if size <= self.most_snapshot_bytes:
@@ -216,7 +216,7 @@ class RedisStates:
         return bool(kept)
 
     async def find_snapshot(self, key: str) -> Packed | None:
-        queue = self._monitor(key)
+        queue = self._home_of_key(key)
         answer = await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms)
         fault = "missing"
         if answer:
@@ -234,13 +234,13 @@ class RedisStates:
         return None
 
     async def begin_snapshot(self, key: str) -> bool:
-        queue = self._monitor(key)
+        queue = self._home_of_key(key)
         name = f"{queue.keys.tag}:making:{key}"
         taken = await queue.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
         return bool(taken)
 
     async def drop_snapshot(self, key: str) -> None:
-        await self._make_room(self._monitor(key), key, 0, [])
+        await self._make_room(self._home_of_key(key), key, 0, [])
 
     async def collect(self) -> int:
         return sum(await asyncio.gather(*map(self._collect, self._queues)))
@@ -271,11 +271,11 @@ class RedisStates:
         )
         return missing
 
-    def _home(self, state: bytes) -> Queue:
+    def _home_of_state(self, state: bytes) -> Queue:
         return self._queues[int.from_bytes(state[:4], "big") % len(self._queues)]
 
-    def _monitor(self, key: str) -> Queue:
-        return self._home(hashlib.blake2b(key.encode(), digest_size=4).digest())
+    def _home_of_key(self, key: str) -> Queue:
+        return self._home_of_state(hashlib.blake2b(key.encode(), digest_size=4).digest())
 
 
 class MemoryStates:

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from leanq.consumer.consumer import Consumer, Timings
+from leanq.consumer.consumer import Consumer, WorkerTimings
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
@@ -69,9 +69,9 @@ class Worker:
         slots: int,
         grace_s: float = 10.0,
         queues: Sequence[Queue] | None = None,
-        timings: Timings | None = None,
+        timings: WorkerTimings | None = None,
     ) -> None:
-        timings = timings or Timings()
+        timings = timings or WorkerTimings()
         # Never used again, since what a dead worker held must not be taken for a living one's.
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.joined = asyncio.Event()

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from leanq.errors import UsageError
-from leanq.scale import Decision, Memory, Reason, ScaleSettings, Stats, decide
+from leanq.scale import Decision, DecisionReason, Memory, ScaleSettings, Stats, decide
 
 TICK_S = 15.0
 SLOTS = 4
@@ -112,7 +112,7 @@ def test_every_decision_is_bounded_and_explained(many: list[Stats], chosen: Scal
     for stats in many:
         decision = decide(stats, chosen, memory)
         memory = decision.memory
-        assert decision.reason in get_args(Reason)
+        assert decision.reason in get_args(DecisionReason)
         assert decision.text
         assert all(isinstance(v, float) and math.isfinite(v) for v in decision.terms.values())
         if decision.reason == "stale":

@@ -39,7 +39,7 @@ _MAX_IDLE_FACTOR = 6.0
 
 
 @dataclass(frozen=True)
-class Timings:
+class WorkerTimings:
     """How long a worker waits for what, in seconds.
 
     Attributes:
@@ -79,7 +79,7 @@ class Consumer:
         drivers: Mapping[str, Driver],
         slot_pool: SlotPool,
         info: Mapping[str, object],
-        timings: Timings,
+        timings: WorkerTimings,
     ) -> None:
         self._worker = worker
         self._queue = queue
@@ -215,7 +215,7 @@ class Consumer:
                 self._return_waiting()
                 await self._give_back()
                 if self.requests.has_results or self._share > 0:
-                    await self._exchange()
+                    await self._settle_and_claim()
                 if time.monotonic() >= self._renew_at_s:
                     await self._renew()
                 if self.state.should_listen_again(self._slot_pool.available):
@@ -248,7 +248,7 @@ class Consumer:
         await _wait(self._wake, until)
         self._wake.clear()
 
-    async def _exchange(self) -> None:
+    async def _settle_and_claim(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
         batch = self.requests.next_settlements()
         pool = self._slot_pool

@@ -32,7 +32,7 @@ from leanq.errors import (
 )
 from leanq.producer import arguments
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import NoWorker, Timings, Waiter, WhenFull
+from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.queue import backoff_s, every_shard
 from leanq.queue.requests import Reply
@@ -148,7 +148,7 @@ class Cluster:
         self.name = without_password(settings.url)
         self.up = True
         self.watch: asyncio.Task[None] | None = None
-        self.waiting: dict[str, _Sent] = {}
+        self.waiting: dict[str, _Routed] = {}
         self.router = router
         self._probe_s = probe_s
 
@@ -166,7 +166,7 @@ class Cluster:
         return None
 
 
-class _Sent:
+class _Routed:
     """A request, and where it is; the waiter that its cluster has for it."""
 
     __slots__ = ("cluster", "finding", "left", "prepared", "router", "waiter")
@@ -278,7 +278,7 @@ class ClusterRouter:
         when_full: WhenFull,
         unavailable_timeout_s: float,
         no_worker: NoWorker,
-        timings: Timings,
+        timings: ClientTimings,
         shares_ends: bool = False,
     ) -> None:
         self._weights = clusters
@@ -294,7 +294,7 @@ class ClusterRouter:
                 on_trouble=partial(self._note_trouble, number),
             )
             self.clusters.append(Cluster(settings, router, timings.probe_s))
-        self.outstanding: dict[str, _Sent | _Attached] = {}
+        self.outstanding: dict[str, _Routed | _Attached] = {}
         # Where states were made.
         self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
         self._closed = False
@@ -317,7 +317,7 @@ class ClusterRouter:
         request_id = prepared.submission.request_id
         if self._refuse_duplicate(request_id, waiter):
             return
-        sent = self.outstanding[request_id] = _Sent(self, prepared, waiter)
+        sent = self.outstanding[request_id] = _Routed(self, prepared, waiter)
         if not prepared.state:
             self._assign(sent, self._choose(sent) or self._choose(sent, down=True))
         elif home := self._homes.get(prepared.state):
@@ -352,7 +352,7 @@ class ClusterRouter:
         self._closed = True
         tasks = [cluster.watch for cluster in self.clusters if cluster.watch]
         for sent in list(self.outstanding.values()):
-            if isinstance(sent, _Sent) and sent.finding and not sent.cluster:
+            if isinstance(sent, _Routed) and sent.finding and not sent.cluster:
                 tasks.append(sent.finding)
                 self.request_ended(
                     sent, ClosedError("the client was closed before the request ended")
@@ -364,7 +364,7 @@ class ClusterRouter:
             *(cluster.router.close(withdraw=withdraw) for cluster in self.clusters)
         )
 
-    def request_ended(self, sent: _Sent, end: Reply | LeanQError) -> None:
+    def request_ended(self, sent: _Routed, end: Reply | LeanQError) -> None:
         """A request has ended, in its cluster."""
         request_id = sent.prepared.submission.request_id
         del self.outstanding[request_id]
@@ -411,7 +411,7 @@ class ClusterRouter:
                 sent.left += (cluster,)
                 self._assign(sent, to)
 
-    def _choose(self, sent: _Sent, *, down: bool = False) -> Cluster | None:
+    def _choose(self, sent: _Routed, *, down: bool = False) -> Cluster | None:
         """By rendezvous hashing, in proportion to the weights: one that answers, or any."""
         submission = sent.prepared.submission
         key = (submission.digest or submission.request_id).encode()
@@ -428,7 +428,7 @@ class ClusterRouter:
                     best, least = cluster, time
         return best
 
-    def _assign(self, sent: _Sent, cluster: Cluster | None) -> None:
+    def _assign(self, sent: _Routed, cluster: Cluster | None) -> None:
         assert cluster, "some weight is above 0"
         sent.cluster = cluster
         if not sent.prepared.state:
@@ -436,7 +436,7 @@ class ClusterRouter:
             cluster.waiting[sent.prepared.submission.request_id] = sent
         cluster.router.send(sent.prepared, sent)
 
-    async def _find(self, sent: _Sent) -> None:
+    async def _find(self, sent: _Routed) -> None:
         """Looks the request's state up in every cluster, and goes where it is known first."""
         error: LeanQError = UnknownStateError("no cluster")
         state = sent.prepared.state

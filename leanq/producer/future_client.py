@@ -86,7 +86,7 @@ class LeanQFuture(Future[_T]):
             )
 
 
-class _Sent(Generic[_T]):
+class _FutureWaiter(Generic[_T]):
     """The waiter of a future: one object rather than a function for whatever can happen, since
     there may be a million of them."""
 
@@ -312,7 +312,7 @@ class FutureClient(Maps):
         """Sends what was prepared, or attaches where that is None, and ends ``future`` with what
         ``read`` makes of the reply."""
         thread, route = self._running()
-        sent = _Sent(thread, route, future, prepared, read)
+        sent = _FutureWaiter(thread, route, future, prepared, read)
         future._thread = thread
         future.add_done_callback(sent.note_done)
         if not thread.call(sent.send):

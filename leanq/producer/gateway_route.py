@@ -38,7 +38,7 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import Timings, Waiter
+from leanq.producer.route import ClientTimings, Waiter
 from leanq.producer.route_tasks import RouteTasks
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
@@ -81,7 +81,7 @@ class GatewayRoute:
     """
 
     def __init__(
-        self, url: str, key: str | None, *, unavailable_timeout_s: float, timings: Timings
+        self, url: str, key: str | None, *, unavailable_timeout_s: float, timings: ClientTimings
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.AsyncClient(

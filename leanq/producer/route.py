@@ -18,7 +18,7 @@ warning and wait for one, wait in silence, or end them with NoWorkerError."""
 
 
 @dataclass(frozen=True)
-class Timings:
+class ClientTimings:
     """How long a client waits for what, in seconds.
 
     Attributes:

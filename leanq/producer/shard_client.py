@@ -42,7 +42,7 @@ from leanq.errors import (
     UnknownEnvironmentError,
     WireError,
 )
-from leanq.producer.route import Timings, Waiter, WhenFull
+from leanq.producer.route import ClientTimings, Waiter, WhenFull
 from leanq.producer.route_tasks import RouteTasks
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s, in_batches
@@ -156,7 +156,7 @@ class ShardClient:
         *,
         when_full: WhenFull,
         unavailable_timeout_s: float,
-        timings: Timings,
+        timings: ClientTimings,
         shares_ends: bool = False,
         on_trouble: Callable[[], None] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import read_recipe
 from leanq.producer.request_builder import PreparedRequest, Whereabouts, whereabouts
-from leanq.producer.route import NoWorker, Timings, Waiter, WhenFull
+from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.keys import shard_of
@@ -95,7 +95,7 @@ class ShardRouter:
         when_full: WhenFull,
         unavailable_timeout_s: float,
         no_worker: NoWorker,
-        timings: Timings,
+        timings: ClientTimings,
         shares_ends: bool = False,
         on_trouble: Callable[[], None] | None = None,
     ) -> ShardRouter:

@@ -39,8 +39,8 @@ WINDOW = 512
 # of results drains, and not all, so that the fleet gets more work meanwhile.
 _GIVEN_PER_READ = 2
 
-End = Reply | BaseException
-Send = Callable[[str, Callable[[End], None]], Callable[[], object]]
+ReplyOrError = Reply | BaseException
+Send = Callable[[str, Callable[[ReplyOrError], None]], Callable[[], object]]
 """Sends a code, and calls the function given once, in any thread, with how it ended. Returns a
 function that withdraws the request, whose end then may never be told."""
 
@@ -149,7 +149,7 @@ class Maps:
     def _sender(self, options: Check) -> tuple[Send, str]:
         shared = self._builder.shared(options)
 
-        def send(code: str, done: Callable[[End], None]) -> Callable[[], object]:
+        def send(code: str, done: Callable[[ReplyOrError], None]) -> Callable[[], object]:
             future = self.check(code, **shared)
             future.add_done_callback(partial(_notify, done))
             return future.cancel
@@ -229,7 +229,7 @@ class _Window:
         self._ordered = ordered
         self._read = self._ended = self._given = 0
         self._outstanding: dict[int, tuple[str, Callable[[], object]]] = {}
-        self._arrived: SimpleQueue[tuple[int, End]] = SimpleQueue()
+        self._arrived: SimpleQueue[tuple[int, ReplyOrError]] = SimpleQueue()
         # By their numbers in the order in which they are given out.
         self._results: dict[int, Result] = {}
 
@@ -284,7 +284,7 @@ class _Window:
         self._results[result.index if self._ordered else self._ended] = result
         self._ended += 1
 
-    def _arrive(self, index: int, end: End) -> None:
+    def _arrive(self, index: int, end: ReplyOrError) -> None:
         self._arrived.put((index, end))
         self.wake()
 
@@ -376,7 +376,7 @@ def _many(codes: Iterable[str]) -> Iterable[str]:
     return codes
 
 
-def _notify(done: Callable[[End], None], future: Future[Reply]) -> None:
+def _notify(done: Callable[[ReplyOrError], None], future: Future[Reply]) -> None:
     # Only requests that were withdrawn are cancelled.
     if not future.cancelled():
         done(future.exception() or future.result())

@@ -41,11 +41,10 @@ from leanq.queue.results import (
     Claimed,
     Conflict,
     DeadLetter,
-    End,
+    EndGroup,
     Full,
     InFlight,
     Job,
-    Kind,
     MemoryRow,
     PriorityRow,
     Queued,
@@ -56,6 +55,7 @@ from leanq.queue.results import (
     Status,
     Stop,
     Submission,
+    SubmissionGroup,
     Submitted,
     Times,
     UnknownEnvironment,
@@ -165,7 +165,7 @@ class Queue:
                 max_waiting=self.settings.max_waiting,
                 remember_ms=remember,
                 upload=call if uploads else "",
-                kinds=[dict(zip(Kind._fields, kind, strict=True)) for kind in kinds],
+                kinds=[dict(zip(SubmissionGroup._fields, kind, strict=True)) for kind in kinds],
                 requests=requests,
             )
         except QueueFullError:
@@ -240,19 +240,19 @@ class Queue:
         exchanges = want == 1 and len(settlements) == 1 and len(environments) == 1
         # What lasts, as weights and pauses do, would cost a round trip with each claim.
         if exchanges and time.monotonic() >= self._unusual_until_s:
-            answer = await self._exchange(worker, environments[0], token, ends[0], uploads)
+            answer = await self._try_exchange(worker, environments[0], token, ends[0], uploads)
             if answer == 0:
                 self._unusual_until_s = time.monotonic() + _UNUSUAL_S
             if answer:
                 return await self._with_bodies(read_exchanged(answer, token))
             # The server has them by now.
             uploads = {}
-        answer = await self._claim(worker, environments, want, busy, token, ends, uploads)
+        answer = await self._run_claim(worker, environments, want, busy, token, ends, uploads)
         claimed = read_claimed(answer, token, len(settlements))
         if missing := [number - 1 for number in answer["missing"]]:
             # A full memory refuses uploads, and takes what comes with the call.
             whole = [(ends[n][0], (*ends[n][1][:-1], False)) for n in missing]
-            answer = await self._claim(worker, [], 0, busy, token, whole, {})
+            answer = await self._run_claim(worker, [], 0, busy, token, whole, {})
             again = read_claimed(answer, token, len(whole))
             accepted = list(claimed.accepted)
             for n, counted in zip(missing, again.accepted, strict=True):
@@ -260,7 +260,7 @@ class Queue:
             claimed = replace(claimed, accepted=tuple(accepted), held=again.held)
         return await self._with_bodies(claimed)
 
-    async def _claim(
+    async def _run_claim(
         self,
         worker: str,
         environments: Sequence[str],
@@ -292,13 +292,13 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=[dict(zip(End._fields, end, strict=True)) for end in ends],
+            ends=[dict(zip(EndGroup._fields, end, strict=True)) for end in ends],
             settlements=rows,
             environments=environments,
         )
         return cast("dict[str, Any]", answer)
 
-    async def _exchange(
+    async def _try_exchange(
         self,
         worker: str,
         environment: str,
@@ -322,7 +322,7 @@ class Queue:
             settled_token=item.token,
             reply=b"" if end[-1] else item.reply,
             cpu_ms=item.cpu_ms,
-            **dict(zip(End._fields, end, strict=True)),
+            **dict(zip(EndGroup._fields, end, strict=True)),
         )
 
     async def _with_bodies(self, claimed: Claimed) -> Claimed:

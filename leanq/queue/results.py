@@ -36,7 +36,7 @@ _TALLY = re.compile(r"[scfwrtu]:|[wrtu]_ms:|snapshot|minute$")
 _SUMMED = {"f:": "verdict", "c:": "reason"}
 
 
-class Kind(NamedTuple):
+class SubmissionGroup(NamedTuple):
     """What requests of one batch have in common, as the script ``submit`` takes it. ``detached``:
     their bodies are too large for a script."""
 
@@ -83,7 +83,7 @@ _of_kind = attrgetter("environment", "priority", "deadline_ms", "longest_run_ms"
 
 
 def kind_of(item: Submission) -> tuple[str, int, int, int, tuple[str, ...], bool]:
-    """What a submission shares with most others of its batch: the fields of its :class:`Kind`."""
+    """Returns the fields of the :class:`SubmissionGroup` to which a submission belongs."""
     return (*_of_kind(item), len(item.body) > LARGE_BYTES)
 
 
@@ -139,7 +139,7 @@ Times = tuple[int, int]
 """How long a request waited and how long it ran, in milliseconds, as it is counted."""
 
 
-class End(NamedTuple):
+class EndGroup(NamedTuple):
     """What settlements of one call have in common, as ``claim`` and ``exchange`` take it; see
     :class:`Settlement`. ``uploaded``: their replies are too large for a script."""
 
@@ -181,7 +181,7 @@ _of_end = attrgetter("outcome", "reason", "warm", "way", "fingerprint")
 
 
 def end_of(item: Settlement) -> tuple[str, str, bool, str, str, bool]:
-    """What a settlement shares with most others of its batch: the fields of its :class:`End`."""
+    """Returns the fields of the :class:`EndGroup` to which a settlement belongs."""
     return (*_of_end(item), len(item.reply) > LARGE_BYTES)
 
 

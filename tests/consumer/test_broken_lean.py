@@ -20,7 +20,7 @@ from support.terminals import Terminal, ended, wait_for_line
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import ToolchainError
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
@@ -29,7 +29,7 @@ from leanq.queue.settings import Settings
 from leanq.worker import Worker
 
 CODE = "theorem wrong : 1 = 2 := rfl"
-QUICK = Timings(pause_after_failure_s=0.05)
+QUICK = WorkerTimings(pause_after_failure_s=0.05)
 
 _LEAN = """#!/bin/sh
 here={here}

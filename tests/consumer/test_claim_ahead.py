@@ -10,13 +10,13 @@ from support.fleets import Recorder, working
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.queue.queue import look
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 
 # A busy machine may look late at what waits.
-PATIENT = Timings(claimed_ahead_wait_s=2.0)
+PATIENT = WorkerTimings(claimed_ahead_wait_s=2.0)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from support.fleets import (
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
@@ -57,7 +57,7 @@ async def several(settings: Settings, count: int, slots: int = 1) -> AsyncIterat
     async with contextlib.AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(
-                working(settings, Warming(), slots=slots, timings=Timings(block_s=1e6))
+                working(settings, Warming(), slots=slots, timings=WorkerTimings(block_s=1e6))
             )
             for _ in range(count)
         ]

@@ -24,7 +24,7 @@ from support.servers import Server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import RequestError, SandboxError, ToolchainError, UnavailableError, WorkerError
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
@@ -36,8 +36,8 @@ from leanq.worker import Worker
 # So long that within a test nothing is found by a renewal's second look.
 LONG_LEASE_S = 1e6
 # One blocking call lasts the whole test.
-SILENT = Timings(block_s=1e6)
-QUICK = Timings(pause_after_failure_s=0.01)
+SILENT = WorkerTimings(block_s=1e6)
+QUICK = WorkerTimings(pause_after_failure_s=0.01)
 
 
 @pytest.fixture

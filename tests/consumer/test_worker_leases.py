@@ -25,7 +25,7 @@ from support.servers import own_server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply, Request
@@ -89,7 +89,7 @@ async def test_a_worker_leaves_with_what_an_unanswered_claim_brought(
 
 async def test_a_silent_server_keeps_no_worker_from_ending() -> None:
     with own_server() as server:
-        worker = Worker(server.settings, [Recorder()], slots=1, timings=Timings(leave_s=0.1))
+        worker = Worker(server.settings, [Recorder()], slots=1, timings=WorkerTimings(leave_s=0.1))
         task = asyncio.create_task(worker.run())
         await worker.joined.wait()
         await eventually(lambda: is_idle(worker))
@@ -212,7 +212,7 @@ async def test_a_withdrawal_amid_settling_loses_no_other_result(
 async def test_a_failure_while_another_is_given_back_is_given_back_too(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
-    quick = Timings(pause_after_failure_s=0.01)
+    quick = WorkerTimings(pause_after_failure_s=0.01)
     wire, driver = Wire(settings), Gated(b"one", b"two")
     driver.fails = {b"one", b"two"}
     async with working(settings, driver, wire=wire, slots=2, timings=quick):

@@ -14,7 +14,7 @@ from support.fleets import Recorder, counter, counts, short_lease, working
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import RequestError, WorkerError
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.keys import new_request_id, shard_of
@@ -213,7 +213,7 @@ async def test_a_killer_takes_no_more_workers_for_being_asked_for_twice(
     async with two(settings) as clients:
         tasks = [asyncio.create_task(client.check("killer")) for client in clients]
         with pytest.raises(WorkerError):
-            async with working(settings, driver, timings=Timings(pause_after_failure_s=0.0)):
+            async with working(settings, driver, timings=WorkerTimings(pause_after_failure_s=0.0)):
                 assert await verdicts(*tasks) == ["poisoned"] * 2
         assert len(driver.started) == settings.max_attempts
 

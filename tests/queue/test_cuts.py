@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 import leanq.queue.connection
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.queue.queue import Queue, look
 from leanq.queue.settings import Settings
 
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 
 async def use_everything(
-    settings: Settings, near: Settings, timings: Timings | None = None
+    settings: Settings, near: Settings, timings: WorkerTimings | None = None
 ) -> None:
     """A life in which every call is made at least once; ``near`` avoids the proxy.
 
@@ -108,7 +108,7 @@ async def test_a_call_that_is_never_answered(
     near = replace(settings, lease_s=0.9)
     async with proxy(near, folder) as (settings, through):
         cut = through.cut(call, "stall")
-        await use_everything(settings, near, Timings(block_s=0.5))
+        await use_everything(settings, near, WorkerTimings(block_s=0.5))
         assert cut.happened
     await check(near)
 

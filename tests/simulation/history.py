@@ -24,7 +24,7 @@ from support.history import Event, Findings, WritingRoute, check, digest, reply_
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import LeanQError, UnavailableError
-from leanq.producer.route import Timings
+from leanq.producer.route import ClientTimings
 from leanq.queue.keys import Keys
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import is_record
@@ -57,7 +57,7 @@ class MemoryJournal:
 class WritingClient(WritingRoute, AsyncLeanQClient):
     """A client that writes down all that it sees."""
 
-    timings = Timings(silence_s=2.0)
+    timings = ClientTimings(silence_s=2.0)
 
     def __init__(self, settings: Settings, journal: MemoryJournal) -> None:
         self.journal = journal

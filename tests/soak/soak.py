@@ -33,7 +33,7 @@ from support.nemeses import NEMESES, Scene, Wreck, Wrecks, rounds
 from support.victims import Clients, Fleet, Pair, process_group
 
 from leanq.client import LeanQClient
-from leanq.producer.route import Timings
+from leanq.producer.route import ClientTimings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 
@@ -65,7 +65,7 @@ class Plan:
     delay_s: float = 0.06
     lease_s: float = 2.0
     attempts: int = Settings.max_attempts
-    silence_s: float = Timings().silence_s
+    silence_s: float = ClientTimings().silence_s
     driver: str = "echo"
     clusters: int = 1
 

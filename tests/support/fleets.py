@@ -21,7 +21,7 @@ from msgspec import structs
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.consumer.claim_state import Demand
-from leanq.consumer.consumer import Timings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
 from leanq.queue.keys import new_request_id
@@ -173,7 +173,7 @@ async def working(
     *drivers: EchoDriver,
     slots: int = 8,
     wire: Wire | None = None,
-    timings: Timings | None = None,
+    timings: WorkerTimings | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker in this event loop, with ``wire`` in place of its own queue."""
     queues = [wire] if wire else None

@@ -40,7 +40,7 @@ from leanq.client import LeanQClient
 from leanq.errors import QueueError, RequestError, WireError
 from leanq.producer.cluster_router import ClusterRouter, Clusters
 from leanq.producer.request_builder import SubmitOptions
-from leanq.producer.route import NoWorker, Route, Timings, WhenFull
+from leanq.producer.route import ClientTimings, NoWorker, Route, WhenFull
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.producer.worker_watch import WorkerWatch
@@ -92,7 +92,7 @@ def writing_router(
     *,
     when_full: WhenFull,
     unavailable_timeout_s: float,
-    timings: Timings,
+    timings: ClientTimings,
     on_trouble: Callable[[], None] | None = None,
 ) -> ShardRouter:
     """The route to one cluster, which writes down all that comes that way."""
@@ -210,7 +210,7 @@ class _WritingClusterRouter(ClusterRouter):
         when_full: WhenFull,
         unavailable_timeout_s: float,
         no_worker: NoWorker,
-        timings: Timings,
+        timings: ClientTimings,
     ) -> None:
         super().__init__(
             clusters,

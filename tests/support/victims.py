@@ -23,7 +23,7 @@ import redis
 from leanq.errors import UnavailableError
 from leanq.lean.environment import open_environment
 from leanq.local import find_server
-from leanq.producer.route import Timings
+from leanq.producer.route import ClientTimings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 from support.cluster import free_ports
@@ -423,7 +423,7 @@ def load() -> None:
     """One client: asks at its rate until its standard input ends, then waits for what is open."""
     given = json.loads(sys.argv[1])
     who, path = given["who"], Path(given["journal"])
-    WritingClient.timings = Timings(silence_s=given["silence_s"])
+    WritingClient.timings = ClientTimings(silence_s=given["silence_s"])
     told = threading.Event()
 
     def listen() -> None:
