@@ -14,8 +14,8 @@ A record is a JSON object. Its fields, in this order:
 - ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``, ``audit_s``,
   ``fingerprint``, ``request_id``: the reply's.
 - ``code_hash``: 16 hexadecimal digits, equal for equal texts (with equal targets).
-- ``error``: why nothing was checked, as one line. Such a record has no other fields than ``id``,
-  ``line``, ``verdict``, and where they are known ``sample``, ``problem``, ``tags`` and ``holes``.
+- ``error``: why nothing was checked, as one line. Besides it the record has ``id``, ``line`` and
+  ``verdict``, and where they are known ``sample``, ``problem``, ``tags`` and ``holes``.
 
 A file of results is JSONL, or Parquet if its name ends with ``.parquet``. In Parquet every record
 has all columns, with null for fields that it lacks. ``id`` and ``problem`` are then always texts,

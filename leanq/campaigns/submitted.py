@@ -73,7 +73,7 @@ class SubmittedCampaign:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to it unless it is retried."""
+        """True if nothing more happens to it unless it is retried."""
         return self.state in ("finished", "failed", "cancelled")
 
 

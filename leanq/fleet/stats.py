@@ -182,7 +182,7 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
 def unsized(seen: FleetStats, sized: Collection[str]) -> dict[str, int]:
     """Returns how many requests wait in each environment that no scaler sizes.
 
-    Such an environment is not in ``sized``, and no scaler has told the queue a decision on it.
+    That environment is not in ``sized``, and no scaler has told the queue a decision on it.
     """
     told = decisions_of(seen.status)
     return {

@@ -59,7 +59,7 @@ class Declaration:
 
     @property
     def has_sorry(self) -> bool:
-        """Whether a sorry is behind it."""
+        """True if a sorry is behind it."""
         return _SORRY in self.axioms
 
 

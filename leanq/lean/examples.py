@@ -6,7 +6,7 @@ before it is unchanged, and its name and place are as before. The examples behin
 names, since equal names collide.
 
 Lean's ``.ilean`` file of the text has the names of its examples. leanq may misread a word as an
-example, or miss one. Such a word gets a name in a compilation of its own, which must leave no
+example, or miss one. A doubtful word gets a name in a compilation of its own, which must leave no
 constant of that name.
 """
 

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def died(self) -> bool:
-        """Whether Lean ended by itself and without a verdict on the text."""
+        """True if Lean ended by itself and without a verdict on the text."""
         end = self.done.exit
         if end.stopped is not None:
             return False
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def died_at_once(self) -> bool:
-        """Whether it died before it had said anything about the text."""
+        """True if it died before it had said anything about the text."""
         return self.died and not self.printed.messages and self.done.exit.cpu_s < _AT_ONCE_CPU_S
 
 

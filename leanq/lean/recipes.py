@@ -1,9 +1,9 @@
 """Recipes: they define a state, and its id.
 
-A state is an open goal, known by the way that leads to it: a source with holes (its ``sorry``\\ s)
-in an environment, the number of the open hole, and the tactics so far. A recipe is a chain of
-records. Each has its parent's id and what it adds to the parent, so that a search tree costs the
-memory of its edges:
+A state is an open goal, known by the way that leads to it: a source with holes (``sorry``) in an
+environment, the number of the open hole, and the tactics so far. A recipe is a chain of records.
+Each has its parent's id and what it adds to the parent, so that a search tree costs the memory of
+its edges:
 
 | first byte | then | then as msgpack | what the record stands for |
 | --- | --- | --- | --- |

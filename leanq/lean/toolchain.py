@@ -83,7 +83,7 @@ class Toolchain:
 
     @property
     def can_snapshot(self) -> bool:
-        """Whether it knows the flags ``--incr-…``, which came with 4.32."""
+        """True if it knows the flags ``--incr-…``, which came with 4.32."""
         numbers = re.match(r"4\.(\d+)", self.version)
         return numbers is not None and int(numbers[1]) >= 32
 

@@ -58,7 +58,7 @@ async def audit(
 ) -> Findings:
     """Finds the axioms behind every constant of a file.
 
-    The client allows the axioms ``allowed``, whichever text declares them. Those of
+    The client allows the axioms ``allowed``, whichever text declares them. Axioms of
     ``environment_allowed`` are allowed if they are imported. Names are written as by `display`.
 
     Raises `AuditError` if an imported constant cannot be resolved.

@@ -1,6 +1,6 @@
 """Tells whether a text can run programs of its own while Lean compiles it.
 
-Such a program can replace the text's compiled file and end Lean as if all were well. The judge then
+A program can replace the text's compiled file and end Lean as if all were well. The judge then
 truly says that the file's declarations are proved. But nobody has shown that the text makes these
 declarations; only a target can tell.
 
@@ -200,7 +200,7 @@ _HEADS = tuple(_HEAD_WORDS.split(" "))
 _BEFORE_CONFIGURATION = re.compile(
     r"(?<![\w.'!?])([\w.'!?]+)[!?*]*\s*(?:\([A-Za-z_]+\s*:=[^()]*\)\s*)*\(\s*\Z"
 )
-# A rule of Aesop's can be a constant of the text's own that is a program. Such a text names
+# A rule of Aesop's can be a constant of the text's own that is a program. The text then names
 # something of Lean's own, or of what is built on it.
 _AESOP_RULE = re.compile(r"(?:@\[|attribute\s*\[)[^\]]*(?:aesop|bound|continuity|measurability)")
 _ADDED = re.compile(r"(?<![A-Za-z])add(?![\w'])")

@@ -10,8 +10,8 @@ Names and kinds of bound variables and metadata do not matter. Universe paramete
 place, and not by their name.
 
 Lean makes matchers, abstracted proofs and bodies of recursions by itself, and shares them between
-declarations. Such a constant bears the name of the first declaration that needed it. It counts as
-what it is: a theorem as its type, a definition as its type and value. To the kernel, two
+declarations. Each has the name of the first declaration that needed it. So these constants count as
+what they are: a theorem as its type, a definition as its type and value. To the kernel, two
 definitions with one value are equal, and so are two proofs of one statement. Axioms, opaque
 constants and inductive types differ under other names, so these count by their names.
 

@@ -1,4 +1,4 @@
-"""Which texts a fork can serve, by their header and what stands behind it."""
+"""Tells which texts a fork can serve, by their header and the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from leanq.lean.environment import Environment
 from leanq.lean.syntax import can_act, header_statements, split_header
 
-# Nothing can be hidden in it: whatever stands here, no tokenizer takes for a command.
+# No tokenizer takes anything in it for a command, so nothing can hide in it.
 _PLAIN_HEADER = re.compile(
     r"(?:module\n)?(?:prelude\n)?"
     r"(?:(?:public )?(?:meta )?import (?:all )?"
@@ -16,17 +16,17 @@ _PLAIN_HEADER = re.compile(
 )
 # All modules of a large library, each in a line. It is one of a message's parts.
 _MOST_HEADER_CHARS = 64 << 10
-# libuv's loop runs in a thread of the zygote, which no fork has.
+# libuv's loop runs in a thread of the zygote, which forks lack.
 _NEEDS_LOOP = ("uv", "async", "timer", "socket", "signal", "tcp", "udp", "dns", "http", "sleep")
-# Nothing else is done meanwhile, and so much takes some 50 ms.
+# Nothing else is done meanwhile; so much takes some 50 ms.
 _MOST_CHARS_READ = 64 << 10
 
 
 def forkable_header(environment: Environment, code: str) -> str | None:
-    """The header that a zygote can have imported for this text; None: Lean has to start for it.
+    """Returns the header that a zygote can import for this text; None if Lean has to start for it.
 
-    It has the text's imports alone, without comments, one in a line. Lean compares it with the
-    header that it reads in the text, so a header that is misread here costs an import.
+    The header has the text's imports alone, without comments, one in a line. Lean compares it with
+    the header that it reads in the text, so a misread header only costs an import.
     """
     header = split_header(code)
     if len(header.text) > _MOST_HEADER_CHARS:
@@ -38,7 +38,7 @@ def forkable_header(environment: Environment, code: str) -> str | None:
 
 
 def _needs_loop(text: str) -> bool:
-    """Whether a text has a program that may wait for libuv's loop."""
+    """Returns whether a text has a program that may wait for libuv's loop."""
     # A pattern would take a second for each few megabytes, in which nothing else is done.
     lower = text.lower()
     if not any(word in lower for word in _NEEDS_LOOP):

@@ -1,13 +1,13 @@
-"""A program of the sandbox that stands behind a prefix of a text, and forks for each way to go on.
+"""A program of the sandbox that stands behind a text's prefix, and forks for each continuation.
 
-It is forked from a zygote like every run, behind the same walls, and has Lean elaborate a prefix
-first. Then it is a server of its own: each text that begins with the prefix is elaborated in a fork
-that goes on from there. So the prefix's author can make it say anything: it serves texts with this
-one prefix, and what it says decides nothing but where a search goes on.
+It is forked from a zygote like every run, behind the same walls, and first has Lean elaborate a
+prefix. Then it is a server of its own: it elaborates each text that begins with the prefix in a
+fork. The prefix's author can make it say anything. So it serves texts with this one prefix, and its
+answers only decide where a search goes on.
 
-The forks share its walls. Nothing of one reaches the next: their standard streams are files without
-a name, the process itself cannot be looked into (it is not dumpable, and they have no privileges),
-and whatever a fork leaves, processes and files, is ended and removed before the next request.
+The forks share its walls, and nothing of one reaches the next. Their standard streams are files
+without a name. The process itself cannot be looked into: it is not dumpable, and forks have no
+privileges. A fork's left processes and files are removed before the next request.
 
 Over its standard input and output, numbers in network order::
 
@@ -34,13 +34,13 @@ from typing import Literal, NoReturn
 from leanq.lean.fork_server.preloaded import Preloaded
 
 FLAG = "--leanq-prefix"
-"""What a zygote's program is started with, as its last argument, to be this."""
+"""The last argument of a zygote's program that becomes this one."""
 
 PREFIX = struct.Struct("!Q")
 REQUEST = struct.Struct("!Qdd")
 ANSWER = struct.Struct("!iBQQ")
 ENDS: tuple[Literal["cpu", "wall"] | None, ...] = (None, "cpu", "wall")
-"""Why a fork was ended, by the number of the answer."""
+"""Why a fork was ended, by the number in the answer."""
 
 _PR_SET_DUMPABLE = 4
 _LEAST_LOOK_S, _MOST_LOOK_S = 0.025, 0.25
@@ -51,7 +51,7 @@ _FILE_MODE = 0o600
 
 def serve(preloaded: Preloaded) -> NoReturn:
     """Elaborates the prefix that the worker sends, and serves texts that begin with it."""
-    # Standard streams are Lean's from here on.
+    # Standard streams belong to Lean from here on.
     requests, answers = os.dup(0), os.dup(1)
     [size] = PREFIX.unpack(_read(requests, PREFIX.size))
     prefix = _read(requests, size)
@@ -79,7 +79,7 @@ class _PrefixServer:
         self._answers = answers
 
     def serve(self) -> None:
-        """Until the worker closes the pipe."""
+        """It goes on until the worker closes the pipe."""
         while True:
             size, cpu_s, wall_s = REQUEST.unpack(_read(self._requests, REQUEST.size))
             streams = _Streams(self._prefix, _read(self._requests, size))
@@ -88,7 +88,8 @@ class _PrefixServer:
             if pid == 0:
                 self._go_on(streams, cpu_s)
             status, end = _watch(pid, before_s + cpu_s, wall_s)
-            # Before the answer: its time is this request's, and nothing writes to the streams.
+            # Before the answer: its time belongs to this request, and nothing writes to the
+            # streams.
             _tidy()
             answer = streams.answer(status, end)
             streams.close()
@@ -106,7 +107,7 @@ class _PrefixServer:
 
 
 class _Streams:
-    """What one run reads and writes, as files of the scratch folder that have no name."""
+    """The input and outputs of one run, as files of the scratch folder without a name."""
 
     def __init__(self, *stdin: bytes) -> None:
         self._fds = [os.open(".", os.O_TMPFILE | os.O_RDWR, _FILE_MODE) for _ in range(3)]
@@ -119,7 +120,7 @@ class _Streams:
             os.dup2(fd, number)
 
     def answer(self, status: int, end: int) -> bytes:
-        """The answer with what the run has written."""
+        """Returns the answer with the run's outputs."""
         outputs = []
         for fd in self._fds[1:]:
             os.lseek(fd, 0, os.SEEK_SET)
@@ -132,9 +133,10 @@ class _Streams:
 
 
 def _watch(pid: int, cpu_end_s: float, wall_s: float) -> tuple[int, int]:
-    """Waits for a fork's end, or brings it about; its status, and why it was ended.
+    """Waits for a fork's end, or ends it; returns its status, and why it was ended.
 
-    ``cpu_end_s`` is what may have been spent in this namespace by then, since that began.
+    ``cpu_end_s`` is the most CPU time that this namespace may have spent by then since its
+    beginning.
     """
     end, wall_end_s = 0, time.monotonic() + wall_s
     pidfd = os.pidfd_open(pid)
@@ -156,10 +158,10 @@ def _watch(pid: int, cpu_end_s: float, wall_s: float) -> tuple[int, int]:
 
 
 def _tidy() -> None:
-    """Ends what a fork has left in this namespace, and removes its files.
+    """Ends a fork's remaining processes in this namespace, and removes its files.
 
-    This process ends where it cannot: modes cannot be changed here, and what stands in a folder
-    that cannot be listed, or too deep, would be there for the next fork.
+    If it cannot, this process ends. Modes cannot be changed here, so the next fork would find what
+    lies in a folder that cannot be listed, or too deep.
     """
     with contextlib.suppress(ProcessLookupError):
         while True:  # until the first process of the namespace has reaped them
@@ -181,11 +183,11 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _spent_s() -> float:
-    """The CPU time of everything in this namespace, with that of what has ended: a fork's children
-    have no limit of their own. The first process of the namespace reaps what has no parent."""
+    """Returns the CPU time of everything in this namespace, past processes included: a fork's
+    children have no limit of their own. The first process of the namespace reaps orphans."""
     ticks = 0
     for name in os.listdir("/proc"):
-        # It may have ended meanwhile, and then counts as a child of its parent's.
+        # It may have ended meanwhile, and then counts as its parent's child.
         with contextlib.suppress(OSError):
             if name.isdigit():
                 with open(f"/proc/{name}/stat", "rb") as file:
@@ -194,7 +196,7 @@ def _spent_s() -> float:
 
 
 def _read(fd: int, size: int) -> bytes:
-    """Exactly so many bytes; the process ends where the worker has gone."""
+    """Returns exactly so many bytes; ends the process if the worker has gone."""
     chunks = []
     while size:
         chunk = os.read(fd, size)

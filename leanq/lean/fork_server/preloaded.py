@@ -1,34 +1,33 @@
 """Lean in this process, stopped behind an import header and ready to be forked.
 
-Lean's `lean_main` runs here once on a header alone. Where it would exit, this process stops, with
-everything imported in its memory. A child that was forked from it goes on from there
-(:meth:`Preloaded.go_on`): it calls `lean_shell_main` again with the same arguments, reads its own
-text from standard input, elaborates it, prints, writes the compiled file and exits, all by Lean's
-own code. The one difference to plain `lean` is that `Lean.Language.Lean.process` is given the
-snapshot of the first run as its ``old?``, as the language server does after an edit: a header that
-is unchanged is taken over, and everything else is done as ever.
+Lean's `lean_main` runs here once on a header alone. Instead of exiting, this process stops with
+everything imported in its memory. A forked child goes on from there (:meth:`Preloaded.go_on`): it
+calls `lean_shell_main` again with the same arguments. It then reads its own text from standard
+input, elaborates it, prints, writes the compiled file and exits, all by Lean's own code. One thing
+differs from plain `lean`: `Lean.Language.Lean.process` gets the first run's snapshot as its
+``old?``, as in the language server after an edit. Lean takes over an unchanged header, and does
+everything else as ever.
 
 Lean itself reads the header of each text and compares it with the preloaded one. Here it compares
-their words alone, without blanks, comments and positions, on which no import depends. If Lean says
-something about the header, its messages have positions, and Lean compares those, too.
+their words alone, without blanks, comments and positions, which do not matter to an import. If Lean
+has messages about the header, these have positions, and Lean compares them too.
 
-A child can itself stop in the same way, behind a whole prefix of texts to come
-(:meth:`Preloaded.stop_behind`). Its own children then elaborate nothing but the rest of theirs:
-the first command that Lean would parse behind the header is parsed behind the prefix instead, in
-the state in which the prefix has left Lean.
+A child can stop in the same way behind a whole prefix of texts to come
+(:meth:`Preloaded.stop_behind`). Its own children elaborate nothing but the rest of theirs. Lean
+parses the first command behind the prefix instead of the header, in the state after the prefix.
 
-Functions are caught by a jump that is written over their first bytes, and let go again:
+A jump written over a function's first bytes catches it, and is removed again:
 
 - ``lean_shell_main(args, options)``: Lean.Shell.shellMain.
 - ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
-- ``lean_io_exit(code)``: IO.Process.exit, by which a run of the command line ends.
-- ``l_Lean_mkEmptyEnvironment(trustLevel)``: what the header is parsed in, which is made once.
-- ``l_Lean_Syntax_eqWithInfo(one, other)``: how Lean compares two headers, once for each text.
-- ``lean_io_app_path()``: where Lean's program is, as Lean looks for its library beside it.
+- ``lean_io_exit(code)``: IO.Process.exit, which ends a run of the command line.
+- ``l_Lean_mkEmptyEnvironment(trustLevel)``: the environment for parsing the header, made once.
+- ``l_Lean_Syntax_eqWithInfo(one, other)``: Lean's comparison of two headers, once for each text.
+- ``lean_io_app_path()``: the place of Lean's program, beside which it looks for its library.
 - ``…process_parseCmd(old?, parserState, cmdState, …)``: for prefixes alone, as it is private.
 
 Symbols are looked up in everything that is loaded, since official toolchains split Lean into
-several libraries. x86-64 alone: elsewhere :class:`PreloadError` is raised.
+several libraries. It works on x86-64 alone, and raises :class:`PreloadError` elsewhere.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ _NEEDED = (
     "lean_io_app_path",
     "lean_mk_string",
 )
-# What the header of each text is parsed in: it does not depend on the text, and takes as much time
-# as a small text.
+# The environment for parsing headers does not depend on the text, and takes as much time as a small
+# text.
 _EMPTY = "l_Lean_mkEmptyEnvironment"
 _PARSE = "l___private_Lean_Language_Lean_0__Lean_Language_Lean_process_parseCmd"
-# As many as it may have: what a caller does not pass is handed on and not looked at.
+# The most that it may have: arguments that a caller leaves out are passed on unread.
 _PARSE_ARITY = 10
-# What is left unresolved behind a text keeps the task manager from ending: `lean --incr-save` does
-# the same before it saves.
+# Unresolved tasks behind a text keep the task manager from ending: `lean --incr-save` does the same
+# before it saves.
 _RESOLVE = "l___private_Lean_Elab_Frontend_0__Lean_Elab_resolveCancelTokensForSave"
 _TREE, _TREE_OF = (
     "l_Lean_Language_toSnapshotTree___redArg",
@@ -85,11 +84,11 @@ class Preloaded:
     """Lean with a header imported.
 
     Args:
-        program: Lean's program, beside which its library stands; empty where Lean has none.
+        program: Lean's program, beside which its library stands; empty if Lean has none.
         libraries: Lean's shared libraries, in the order in which they are loaded.
         arguments: Lean's command line, which must read its text from standard input.
-        header: a text that imports and does nothing else.
-        when_ready: called once, with the exit code of the header's run. It must not return.
+        header: a text with imports alone.
+        when_ready: called once, with the exit code of the header's run; must not return.
     """
 
     def __init__(
@@ -129,13 +128,14 @@ class Preloaded:
         self._is_ready = False
         self._header_is_silent = False
         self._empty_environment = 0
-        # Of a prefix: its length, what Lean has made of it, and the state that this has left.
+        # Of a prefix: its length, Lean's result for it, and the state after it.
         self._prefix_bytes = 0
         self._prefix_snapshot = 0
         self._prefix_state = 0
 
     def run(self) -> None:
-        """Runs the header and calls ``when_ready``; never returns. PreloadError: it cannot."""
+        """Runs the header and calls ``when_ready``; never returns. Raises PreloadError if it
+        cannot."""
         self._shell = _Hook(self._lean, "lean_shell_main", 2, self._on_shell_main)
         self._process = _Hook(self._lean, "l_Lean_Language_Lean_process", 3, self._on_process)
         self._exit = _Hook(self._lean, "lean_io_exit", 1, self._on_exit)
@@ -145,7 +145,7 @@ class Preloaded:
             self._path = _Hook(self._lean, "lean_io_app_path", 0, self._on_app_path)
         for number in (_SIGINT, _SIGXFSZ):  # as in the launcher of plain Lean
             self._lean.signal(number, None)
-        # A pipe may take less than a header at once, and nothing of it is read by now.
+        # A pipe may take less than a header at once, and nothing reads it yet.
         text = os.memfd_create("header")
         with open(text, "wb", closefd=False) as file:
             file.write(self._header)
@@ -173,7 +173,7 @@ class Preloaded:
             if self._header_is_silent:
                 self._equal.hold()
             snapshot = self._process.call(setup, self._some(self._snapshot), context)
-            self._equal.release()  # Lean compares nothing where it cannot read the header
+            self._equal.release()  # Lean compares nothing that it cannot read
             if not self._prefix_bytes or self._prefix_state:
                 return snapshot
             self._prefix_snapshot = snapshot
@@ -183,7 +183,7 @@ class Preloaded:
 
     def _on_equal(self, one: int, other: int) -> int:
         self._equal.release()
-        # It takes what it is given, which is kept for it.
+        # It consumes its argument, which is kept for it.
         return int(self._lean.l_Lean_Syntax_structEq(self._kept(one), self._kept(other)))
 
     def _on_app_path(self) -> int:
@@ -192,7 +192,9 @@ class Preloaded:
 
     def _on_empty(self, trust_level: int | None, world: int) -> int:
         self._empty.release()
-        if (trust_level or 0) & 0xFFFFFFFF:  # asked for by another than the parser of headers
+        if (
+            trust_level or 0
+        ) & 0xFFFFFFFF:  # asked for by another caller than the parser of headers
             return self._empty.call(trust_level, world)
         return self._empty_environment
 
@@ -203,13 +205,13 @@ class Preloaded:
         if self._prefix_bytes:
             self._stop_behind_prefix((code or 0) & 0xFF)
         self._snapshot = lean.l_Lean_Language_Lean_truncateToHeader(self._snapshot)
-        # What the snapshot holds is for good, and references to it are not counted in children:
+        # The snapshot's objects are kept for good, and children do not count references to them:
         # pages that are only read stay shared.
         for each in (self._snapshot, *self._main_arguments):
             if not each & 1:
                 lean.lean_mark_persistent(_P(each))
         lean.lean_finalize_task_manager()  # ends and joins its threads, which a fork would lose
-        lean.fflush(None)  # or each child would print again what this run has printed
+        lean.fflush(None)  # or each child would print this run's messages again
         self._header_is_silent = os.fstat(self._said).st_size == 0
         for number, stream in zip((1, 2), self._streams, strict=True):
             os.dup2(stream, number)
@@ -220,7 +222,7 @@ class Preloaded:
             self._empty.release()
             self._empty_environment = self._empty.call(0, 0)
             lean.lean_mark_persistent(_P(self._empty_environment))
-        # What was freed by now would be copied page by page in each fork that uses it again.
+        # Freed memory would be copied page by page in each fork that uses it again.
         if hasattr(lean, "mi_collect"):
             lean.mi_collect(True)
         self._is_ready = True
@@ -228,8 +230,9 @@ class Preloaded:
         os._exit(99)
 
     def go_on(self) -> NoReturn:
-        """In a child, which has not forked others: Lean's command line once more, as the rest of
-        the process's life. It has the descriptors 0 to 2 and variables that Lean is to see."""
+        """In a child that has not forked others: runs Lean's command line once more, for the rest
+        of the process's life. The process has the descriptors 0 to 2, and the variables that Lean
+        is to see."""
         assert self._main_arguments is not None
         self._process.hold()
         if self._empty_environment:
@@ -241,9 +244,9 @@ class Preloaded:
         os._exit(99)
 
     def stop_behind(self, prefix_bytes: int, when_ready: Callable[[int], NoReturn]) -> NoReturn:
-        """In a child: has Lean elaborate a prefix, which is all of standard input and has this
-        size, and calls ``when_ready`` with the exit code, which must not return. Where the code is
-        0, processes forked from there ``go_on`` behind the prefix, with texts that begin with it.
+        """In a child: has Lean elaborate a prefix of this size, which is all of standard input. It
+        calls ``when_ready`` with the exit code, which must not return. If the code is 0, processes
+        forked from there ``go_on`` behind the prefix, with texts that begin with it.
 
         PreloadError: this Lean cannot do it.
         """
@@ -266,7 +269,7 @@ class Preloaded:
             lean[_RESOLVE](_P(tree(instance, self._kept(self._prefix_snapshot))))
             found = final(self._kept(self._prefix_snapshot))
             if found & 1:
-                os._exit(97)  # no state: the prefix has not come to its end
+                os._exit(97)  # no state: the prefix did not come to its end
             self._prefix_state = ctypes.c_uint64.from_address(found + 8).value
             lean.lean_mark_persistent(_P(self._prefix_state))
             lean.lean_finalize_task_manager()
@@ -294,7 +297,7 @@ class Preloaded:
         return self._constructed(1, 16, value)
 
     def _constructed(self, tag: int, size: int, field: int) -> int:
-        """A constructor with count 1 and one field; the scalars behind are 0 (lean.h)."""
+        """Returns a constructor with count 1 and one field; the scalars behind are 0 (lean.h)."""
         found: int = self._lean.lean_alloc_object(size)
         ctypes.memset(found, 0, size)
         ctypes.c_int32.from_address(found).value = 1
@@ -304,7 +307,7 @@ class Preloaded:
 
 
 class _Hook:
-    """A C function of Lean's that calls Python instead, until it is let go."""
+    """A C function of Lean's that calls Python until it is released."""
 
     def __init__(
         self, lean: ctypes.CDLL, name: str, arity: int, catch: Callable[..., int | None]
@@ -326,14 +329,14 @@ class _Hook:
         self.hold()
 
     def hold(self) -> None:
-        """Calls of it go to Python from now on."""
+        """Sends calls of it to Python."""
         ctypes.memmove(self._address, self._jump, len(self._jump))
 
     def release(self) -> None:
-        """Calls of it go to Lean from now on."""
+        """Sends calls of it to Lean again."""
         ctypes.memmove(self._address, self._saved, len(self._saved))
 
     def call(self, *arguments: Any) -> int:
-        """What Lean makes of the arguments; it must have been released."""
+        """Returns Lean's result for the arguments; release it first."""
         result: int = self._original(*arguments)
         return result

@@ -1,4 +1,4 @@
-"""Whether Lean behind a preloaded header says just what Lean says that starts anew."""
+"""Proves that Lean behind a preloaded header says just what a newly started Lean says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leanq.lean.pass_memory import PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import Finished, Limits
 
 PROOF_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
-# Of compiled files; what is larger is compared by its size and its beginning.
+# Of compiled files; a larger one is compared by its size and its beginning.
 _COMPARED_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
 _THEOREM = "theorem leanqProof (p : Prop) (h : p) : p := "
@@ -26,7 +26,7 @@ _SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A text of the proof, and the environment variables that it is run with besides."""
+    """A text of the proof, and additional environment variables for it."""
 
     text: str
     env: Mapping[str, str] = field(default_factory=dict)
@@ -37,9 +37,9 @@ BARE_HEADER = "prelude\n"
 
 _ACCEPTED, _REFUSED = f"{_THEOREM}h\n", f"{_THEOREM}p\n"
 _UNFINISHED, _UNREADABLE = f"{_THEOREM}sorry\n", "theorem leanqProof : := by (\n"
-# A stack that overflows: of the usual size it would take seconds and a gigabyte.
+# A stack that overflows: one of the usual size would take seconds and a gigabyte.
 _OVERFLOWING = f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n"
-# What may stand in and above a header that has the same imports.
+# Lines that may stand in and above a header with the same imports.
 _ABOVE = "-- a remark\n/- one /- in another -/ é -/\r\n  "
 _BETWEEN = "  -- another remark\n\n  /-/ /- -/ -/"
 # A text with another header, which a fork has to import anew.
@@ -59,30 +59,30 @@ class RunBytes:
 
     @classmethod
     def of(cls, done: Finished, compiled: Path | None) -> RunBytes:
-        """What a run has left, with its compiled file, if it has one."""
+        """Returns what a run has left, with its compiled file, if it has one."""
         end = done.exit
         digest = _digest(compiled) if compiled else b""
         return cls(end.code, end.signal, end.stopped, done.stdout, done.stderr, digest)
 
     @property
     def exhausted(self) -> bool:
-        """Whether a deterministic budget of Lean's ran out."""
+        """Returns whether a deterministic budget of Lean's ran out."""
         return Printed(self.stdout).exhausted
 
     @property
     def was_ended(self) -> bool:
-        """Whether it did not end by itself, as where the machine is short of memory."""
+        """Returns whether it did not end by itself, as when the machine is short of memory."""
         return self.stopped is not None or self.signal == signal.SIGKILL
 
     def difference(self, other: RunBytes) -> str:
-        """In what two runs differ; empty where they are the same, byte for byte."""
+        """Returns the difference of two runs; empty if they are the same, byte for byte."""
         names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
         return ", ".join(names)
 
 
 def _digest(path: Path) -> bytes:
-    """The hash of a candidate's file: it may be as large as a hole can be, or no file of its own;
-    empty where there is none."""
+    """Returns the hash of a candidate's file; empty if there is none. The file may be huge, or no
+    file of its own."""
     left = _COMPARED_BYTES
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -99,13 +99,13 @@ def _digest(path: Path) -> bytes:
 
 
 def memory_of(environment: Environment, header: str, command: Sequence[str]) -> PassMemory:
-    """Where it is remembered that a header is proved, for Lean with these arguments."""
+    """Returns where a header's pass is remembered, for Lean with these arguments."""
     words = (environment.fingerprint, header, *command)
     return PassMemory(environment, "fork-server", libraries_of(environment), *words)
 
 
 def header_trials(header: str) -> tuple[Trial, ...]:
-    """The texts by which a preloaded header is proved, on a machine where forks work."""
+    """Yields the texts that prove a preloaded header on a machine on which forks work."""
     with_remarks = f"{_ABOVE}{header.replace(chr(10), _BETWEEN)}\n{_REFUSED}"
     return Trial(header + _ACCEPTED), Trial(with_remarks)
 
@@ -116,9 +116,9 @@ MACHINE_TRIALS = (
     Trial(_OTHER_HEADER),
     Trial(f"{BARE_HEADER}{_OVERFLOWING}", _SMALL_STACK),
 )
-"""The texts by which it is shown that forks work here: they stand behind ``BARE_HEADER``."""
+"""Yields the texts that show that forks work here; they stand behind ``BARE_HEADER``."""
 
 
 def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:
-    """Where a command leaves its compiled result, if it leaves one."""
+    """Returns where a command leaves its compiled result, if it leaves one."""
     return scratch / command[command.index("-o") + 1] if "-o" in command else None

@@ -1,4 +1,5 @@
-"""The worker's side of the fork server: which headers are preloaded, and sandboxes behind them."""
+"""The worker's side of the fork server: chooses headers to preload, and keeps sandboxes behind
+them."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ log = logging.getLogger("leanq.worker")
 
 _HEADERS_REMEMBERED = 1024
 _PENDING_COMPARISONS = 4
-# Sandboxes that wait behind all headers together, for each that has been taken at once.
+# The sandboxes in wait behind all headers together, for each that has been taken at once.
 _MOST_IDLE = 4
-# In a row: what a machine is short of for a moment is there again by then.
+# In a row: a machine that is short of something for a moment has it again by then.
 _MOST_REFUSALS = 100
 _NEVER = 1 << 30
 _MOST_NAMED_CHARS = 200
@@ -51,13 +52,13 @@ Key = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ForkRules:
-    """When a header is preloaded, and what is asked of it then.
+    """When a header is preloaded, and how it is checked then.
 
     Attributes:
-        preload_after: texts with a header after which it is preloaded: that takes as much CPU time
-            as so many starts of Lean, and twice as much where it is to be proved, too.
-        compare_every: one of so many texts is run both ways later on; 0: none.
-        memory_bytes: what all preloaded headers of an environment may hold; the one used least
+        preload_after: a header is preloaded after so many texts. That takes as much CPU time as so
+            many starts of Lean, and twice as much with the proof.
+        compare_every: one of so many texts runs both ways later on; 0 for none.
+        memory_bytes: the most memory of all preloaded headers of an environment; the one used least
             recently goes first.
     """
 
@@ -84,17 +85,17 @@ class _Preloaded:
 class ForkServer:
     """The zygotes of one environment, which all slots of a worker share.
 
-    Before a header serves, texts are run behind it and by a Lean that starts anew, and all bytes
-    are compared: six behind a header that imports nothing, once for each environment, and two
-    behind each header. A pass is remembered on this machine. Later the same is done with a share
-    of the texts that come. At the first difference that is there each time, the fork server
-    is given up for as long as the environment is open. A text with programs of its own can tell a
-    fork from a Lean that starts, and say so; and one that is out of a budget may be so at another
-    place, for a fork makes an object more or less: it only has the header proved again.
+    Before a header serves, texts run behind it and by a newly started Lean, and all bytes are
+    compared. Six texts run behind a header without imports, once for each environment, and two
+    behind each header. This machine remembers a pass. Later, a share of the texts runs both ways,
+    too. The first repeatable difference gives the fork server up for as long as the environment is
+    open. There are two exceptions, which only have the header proved again. A text with programs of
+    its own can tell a fork from a newly started Lean, and say so. A text can run out of a budget at
+    another place, since a fork makes an object more or less.
 
     Args:
-        hidden: folders that a candidate must not see.
-        nice: niceness of what is forked.
+        hidden: folders to hide from candidates.
+        nice: niceness of the forks.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class ForkServer:
         self._most_taken = 0
         self._closed = False
         self.unavailable = ""
-        """Why there is no fork server here; empty where there is."""
+        """Why there is no fork server here; empty if there is."""
         if not environment.toolchain.shared_libraries:
             self._say_given_up("this toolchain has no shared library, libleanshared.so")
 
@@ -129,14 +130,16 @@ class ForkServer:
         return [each.zygote.supervisor.pid for each in self._preloaded.values() if each.zygote]
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
-        """Names what a zygote would have to have imported for this text; None: none could."""
+        """Returns the name of the header that a zygote would import for this text; None if none
+        could."""
         if self.unavailable or self._closed:
             return None
         header = forkable_header(self._environment, code)
         return None if header is None else (header, tuple(command))
 
     async def take(self, key: Key) -> Sandbox | None:
-        """A sandbox behind a header; None: there is none by now. What comes again is preloaded."""
+        """Returns a sandbox behind a header; None if there is none yet. A repeated header is
+        preloaded."""
         found = self._preloaded.get(key)
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -170,7 +173,7 @@ class ForkServer:
         return sandbox
 
     async def give_back(self, key: Key, sandbox: Sandbox) -> None:
-        """Takes back what :meth:`take` gave, emptied."""
+        """Takes back an emptied sandbox from :meth:`take`."""
         found = self._preloaded.get(key)
         if found is not None:
             found.taken -= 1
@@ -188,12 +191,12 @@ class ForkServer:
             await idle[0].popleft().close()
 
     async def lend(self, key: Key) -> Sandbox:
-        """A sandbox whose Lean has imported a header, for as long as :meth:`end` is not called.
+        """Lends a sandbox whose Lean has imported a header, until :meth:`end` is called.
 
-        Preloads the header where that is still to do.
+        Preloads the header if that has not been done.
 
         Raises:
-            SandboxError: that is not possible here.
+            SandboxError: it is not possible here.
         """
         found = self._preloaded.get(key)
         if found is not None and found.making is not None:
@@ -214,17 +217,17 @@ class ForkServer:
             raise
 
     async def end(self, key: Key, sandbox: Sandbox) -> None:
-        """Ends what was lent."""
+        """Ends the lent sandbox."""
         if found := self._preloaded.get(key):
             found.lent -= 1
         await sandbox.close()
 
     async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
-        """Preloads a header for Lean with these arguments; ``anew``: and proves it, whatever is
+        """Preloads a header for Lean with these arguments; ``anew`` proves it whatever is
         remembered.
 
         Raises:
-            SandboxError: that is not possible here.
+            SandboxError: it is not possible here.
         """
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
@@ -235,13 +238,13 @@ class ForkServer:
             raise
 
     def is_due(self) -> bool:
-        """Whether the next text is one of those that are run both ways."""
+        """Returns whether the next text is to run both ways."""
         if not self._rules.compare_every or len(self._comparing) >= _PENDING_COMPARISONS:
             return False
         return self._rng.random() < 1 / self._rules.compare_every
 
     def compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
-        """Runs a text again by a Lean that starts anew, in an idle moment."""
+        """Runs a text again by a newly started Lean, in an idle moment."""
         task = asyncio.create_task(self._compare(key, code, limits, seen))
         self._comparing.add(task)
         task.add_done_callback(self._comparing.discard)
@@ -254,7 +257,7 @@ class ForkServer:
             )
 
     async def close(self) -> None:
-        """Ends all of it, but for what is taken, which ends when it is given back."""
+        """Ends everything, except taken sandboxes, which end when they come back."""
         self._closed = True
         tasks = [*self._comparing, *self._making]
         for task in tasks:
@@ -286,7 +289,7 @@ class ForkServer:
 
     async def _doubt(self, key: Key, fault: Exception) -> None:
         """Decides whether no header can be preloaded, or this one alone, which a candidate has
-        chosen: one that imports nothing is proved."""
+        chosen. It proves a header without imports."""
         try:
             if key[0] != BARE_HEADER:
                 await self._prove_machine(key[1], anew=True)
@@ -299,7 +302,7 @@ class ForkServer:
         await self._give_up(str(fault))
 
     async def _is_header_wrong(self, key: Key) -> bool:
-        """Whether a Lean that starts anew refuses a header, too."""
+        """Returns whether a newly started Lean refuses a header, too."""
         async with contextlib.AsyncExitStack() as stack:
             try:
                 plain = await self._new_sandbox(stack)
@@ -312,7 +315,8 @@ class ForkServer:
         self._seen[key] = -_NEVER
 
     async def _preload(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
-        """Preloads a header, and proves it unless that is remembered, or to be done ``anew``."""
+        """Preloads a header, and proves it unless a pass is remembered; ``anew`` proves it in any
+        case."""
         memory = memory_of(self._environment, *key)
         started_s = time.monotonic()
         passed = not anew and await asyncio.to_thread(memory.is_kept)
@@ -333,7 +337,8 @@ class ForkServer:
         await self._make_room(key)
 
     async def _new_zygote(self, key: Key, env: Mapping[str, str] | None = None) -> Zygote:
-        """A process that has imported a header, with these environment variables besides."""
+        """Starts a process that has imported a header, with these additional environment
+        variables."""
         header, command = key
         toolchain = self._environment.toolchain
         return await Zygote.open(
@@ -356,16 +361,16 @@ class ForkServer:
             log.warning("a text was not run both ways: %s", error)
 
     async def _difference(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> str:
-        """In what a text comes out differently in a fork, each time; empty: in nothing, or it is
-        its own doing. _DiffersError: a text of ours comes out differently, too."""
+        """Returns the repeatable difference of a text in a fork; empty if there is none, or the
+        text itself causes it. Raises _DiffersError if a text of ours differs, too."""
         async with contextlib.AsyncExitStack() as stack:
             sandbox = await self._new_sandbox(stack)
             plain = await self._outcome(sandbox, key, Trial(code), limits)
             count("leanq_fork_server_total", "compared")
-            # What the import takes is within the limits of a Lean that starts anew alone.
+            # Only a newly started Lean counts the import against the limits.
             if not (different := seen.difference(plain)) or plain.stopped is not None:
                 return ""
-            # A text that asks for the time or the weather says something else each time.
+            # A text that asks for the time says something else each time.
             forked = await self.lend(key)
             stack.push_async_callback(self.end, key, forked)
             for each, before in ((sandbox, plain), (forked, seen)):
@@ -381,13 +386,14 @@ class ForkServer:
         return ""
 
     def _can_tell(self, code: str, *runs: RunBytes) -> bool:
-        """Whether a text may say something else in a fork, though forks are as they should be."""
+        """Returns whether a text may say something else in a fork, though forks are as they should
+        be."""
         found = evaluators(self._environment)
         return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
 
     async def _prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
-        """Proves that forks work here, behind a header that imports nothing: all that needs no
-        library is shown in a tenth of the time.
+        """Proves that forks work here, behind a header without imports. Texts that need no library
+        show this in a tenth of the time.
 
         Raises:
             SandboxError: no header can be preloaded here.
@@ -404,13 +410,13 @@ class ForkServer:
         await asyncio.to_thread(memory.keep)
 
     async def _prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> None:
-        """Raises _DiffersError where a text comes out differently behind a header."""
+        """Raises _DiffersError if a text comes out differently behind a header."""
         async with contextlib.AsyncExitStack() as stack:
             plain = await self._new_sandbox(stack)
             forked = await self._new_sandbox(stack, zygote)
             for trial in trials:
                 behind = forked
-                if trial.env:  # which Lean reads where it starts
+                if trial.env:  # which Lean reads at its start
                     other = await self._new_zygote(key, trial.env)
                     stack.push_async_callback(other.close)
                     behind = await self._new_sandbox(stack, other)
@@ -436,7 +442,7 @@ class ForkServer:
     async def _new_sandbox(
         self, stack: contextlib.AsyncExitStack, zygote: Zygote | None = None
     ) -> Sandbox:
-        """A sandbox for as long as the stack is open."""
+        """Returns a sandbox for as long as the stack is open."""
         sandbox = await self._open(zygote)
         stack.push_async_callback(sandbox.close)
         return sandbox
@@ -461,13 +467,13 @@ class ForkServer:
         if found.making is not None:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
-        while found.idle:  # of which one that is taken meanwhile may be closed there
+        while found.idle:  # and one that is taken meanwhile may be closed there
             await found.idle.popleft().close()
         if found.zygote is not None:
             await found.zygote.close()
 
     async def _open(self, zygote: Zygote | None) -> Sandbox:
-        """A sandbox behind a preloaded header, or one where Lean starts anew."""
+        """Opens a sandbox behind a preloaded header, or one in which Lean starts anew."""
         return await Sandbox.open(
             readable=self._environment.readable(),
             hidden=self._hidden,
@@ -477,7 +483,7 @@ class ForkServer:
         )
 
     async def _refused(self, error: SandboxError, *, is_death: bool) -> None:
-        """Takes note that there is no fork for a text; ``is_death``: nor will there be."""
+        """Notes that there is no fork for a text; ``is_death``: nor will there be."""
         if not is_death:
             count("leanq_fork_server_total", "refused")
             self._refusals += 1
@@ -508,12 +514,12 @@ def _says_otherwise(key: Key, different: str) -> str:
 
 
 def _short(key: Key) -> str:
-    """The header as it is named in a line of the log."""
+    """Returns the header as the log names it."""
     return repr(textwrap.shorten(key[0], _MOST_NAMED_CHARS, placeholder=" …"))
 
 
 async def fault_of_forks(environment: Environment, header: str) -> str:
-    """Why texts with this header cannot be run in forks here; empty where they can."""
+    """Returns why texts with this header cannot run in forks here; empty if they can."""
     forks = ForkServer(environment, ForkRules())
     if forks.unavailable:
         return forks.unavailable

@@ -1,14 +1,13 @@
-"""The worker's side of processes that stand behind a prefix: made, found, asked and ended.
+"""The worker's side of processes that stand behind a prefix: makes, finds, asks and ends them.
 
-A text with a hole is run many times, with another tactic in the hole each time. What stands before
-the command of the hole is its *prefix*, which the theorems behind one file of definitions have in
-common. A process of :mod:`leanq.lean.fork_server.prefix_process`
-has elaborated it, and elaborates the rest of each text in a fork.
+A text with a hole runs many times, each time with another tactic in the hole. The text before the
+hole's command is its *prefix*; theorems behind one file of definitions share it. A process of
+:mod:`leanq.lean.fork_server.prefix_process` has elaborated the prefix, and elaborates the rest of
+each text in a fork.
 
-Lean's messages about a text are then those about the prefix and those about the rest, one after the
-other, as Lean prints them. That this holds is tried with the first text, which has been run by a
-Lean that read all of it: a process that says anything else is ended, and there is none for its
-prefix from then on.
+Lean's messages about a text are then those about the prefix, followed by those about the rest. The
+first text tests this: a Lean that read all of it has run it, too. If a process says anything else
+it is ended, and its prefix never gets another.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from leanq.queue.metrics import count
 
 log = logging.getLogger("leanq.worker")
 
-# What it may hold above what it held behind its prefix, as it has nothing to keep of a request.
-# Each request's limits count from what it holds by then, and would let it grow each time.
-# What it reads and answers goes through its memory.
+# The most memory above that behind its prefix, since it has nothing to keep of a request. Each
+# request's limits count from the current memory, and would let it grow each time. Texts and answers
+# pass through its memory.
 _GROWTH_BYTES = 128 << 20
-# Between requests it has nothing to do, and its scratch folder is empty. The less memory is left to
-# a process the more often it is looked at.
+# Between requests it has nothing to do, and its scratch folder is empty. The less memory a process
+# has left, the more often it is looked at.
 _IDLE_LIMITS = Limits(
     cpu_s=10.0, wall_s=math.inf, memory_bytes=256 << 20, look_s=5.0, scratch_bytes=16 << 20
 )
-# It ends its forks itself. What does not let it is ended with it, a little later.
+# It ends its forks itself. If a fork prevents that, both are ended a little later.
 _SPARE_S = 5.0
 _REFUSED_REMEMBERED = 1024
 _ENDS_REMEMBERED = 4096
 _SOURCES_REMEMBERED = 1024
-# As many characters can be read in the time that another thread takes to start.
+# So many characters can be read in the time that another thread takes to start.
 _READ_AT_ONCE = 1000
 _MEMORY_BYTES = 2 << 30
 _MODIFIER = "private|protected|public|noncomputable|unsafe|partial|nonrec|local|scoped"
@@ -57,13 +56,13 @@ _COMMAND = re.compile(
     f"{_MODIFIER}|theorem|lemma|example|def|abbrev|instance|structure|inductive|class|opaque|axiom|"
     "mutual|section|namespace|open|variable|universe|set_option|attribute|@|/--"
 )
-# What stands before a command and belongs to it.
+# Lines that stand before a command and belong to it.
 _BEFORE_COMMAND = re.compile(rf"{_MODIFIER}|in|\]|/--")
 
 
 def prefix_end(code: str, offset: int) -> int:
-    """Where the command begins that holds this offset, as far as can be told without Lean; 0: it
-    cannot. A command is one that begins a line."""
+    """Returns where the command begins that holds this offset, as far as can be told without Lean;
+    0 if it cannot. A command begins a line."""
     found, before = 0, ""
     for token in tokens(code):
         if token.start > offset:
@@ -76,7 +75,7 @@ def prefix_end(code: str, offset: int) -> int:
 
 
 def first_difference(one: str, other: str) -> int:
-    """The first offset at which two texts differ; the shorter one's length where none does."""
+    """Returns the first offset at which two texts differ; without one, the shorter one's length."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -91,7 +90,7 @@ class StandingPrefix:
     """A process behind one prefix.
 
     Attributes:
-        memory_bytes: what it held after the last request.
+        memory_bytes: its memory after the last request.
         busy: whether it works.
         sandbox: its sandbox, which ends it.
     """
@@ -119,7 +118,7 @@ class StandingPrefix:
         """Elaborates a prefix, in a sandbox behind its header.
 
         Raises:
-            SandboxError: it is not within these limits, or Lean finds errors in it.
+            SandboxError: the prefix exceeds these limits, or Lean finds errors in it.
         """
         process = await sandbox.start([*argv, FLAG], env=env, cwd=sandbox.scratch, limits=limits)
         standing = cls(sandbox, process, prefix)
@@ -135,14 +134,15 @@ class StandingPrefix:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there."""
+        """True if it is still there."""
         return not self._process.ended
 
     async def run(self, code: str, limits: Limits) -> Finished:
-        """What Lean prints about a text that begins with the prefix; ``cpu_s`` is of its rest.
+        """Returns Lean's output about a text that begins with the prefix; ``cpu_s`` is that of its
+        rest.
 
         Raises:
-            SandboxError: the process has ended, be it with this text.
+            SandboxError: the process has ended, perhaps with this text.
         """
         assert code.startswith(self._prefix)
         self.busy = True
@@ -192,7 +192,7 @@ class StandingPrefix:
 
 @dataclass(slots=True)
 class _Prefix:
-    """The processes behind one prefix, of which each serves one request at a time.
+    """The processes behind one prefix; each serves one request at a time.
 
     ``sources`` are the sources that are known to begin with it, by their names.
     """
@@ -209,8 +209,8 @@ class StandingPrefixes:
 
     Args:
         forks: the fork server, which has the headers.
-        slots: how many may stand behind one prefix.
-        memory_bytes: what all together may hold; the prefix used least recently goes first.
+        slots: the most processes behind one prefix.
+        memory_bytes: the most memory of all together; the prefix used least recently goes first.
     """
 
     def __init__(
@@ -228,24 +228,25 @@ class StandingPrefixes:
         # By the hash of the prefix; the one used least recently first.
         self._prefixes: OrderedDict[bytes, _Prefix] = OrderedDict()
         self._refused: LRUCache[bytes, bool] = LRUCache(_REFUSED_REMEMBERED)
-        # Where prefixes end, and their hashes, by a source's name and the offset of a hole: to find
-        # an end is to read the source, which takes longer than a step behind it.
+        # The ends of prefixes and their hashes, by a source's name and the offset of a hole.
+        # Finding an end means to read the source, which takes longer than a step behind it.
         self._ends: LRUCache[tuple[str, int], tuple[int, bytes]] = LRUCache(_ENDS_REMEMBERED)
         self._closed = False
 
     def holds(self, source_key: str) -> bool:
-        """Whether a process stands behind a prefix of this source, as far as that is known: it is
-        once a text of the source has been run."""
+        """Returns whether a process is known to stand behind a prefix of this source; one of its
+        texts must have run."""
         return any(
             source_key in found.sources and any(each.alive for each in found.processes)
             for found in self._prefixes.values()
         )
 
     async def run(self, source_key: str, source: str, code: str, limits: Limits) -> Finished | None:
-        """A run of a text that differs from a source in its holes; None: no process can do it now.
+        """Runs a text that differs from a source in its holes; returns None if no process can do it
+        now.
 
         Args:
-            source_key: names the source, and nothing else.
+            source_key: names exactly this source.
         """
         stand = any(source.startswith(found.text) for found in self._prefixes.values())
         if self._forks.unavailable or not stand:
@@ -273,8 +274,8 @@ class StandingPrefixes:
         done: Finished,
         limits: Limits,
     ) -> None:
-        """Begins to put a process behind the prefix of a text that has been run by itself, unless
-        another is being made: each takes a core, which requests need as well."""
+        """Begins to put a process behind the prefix of a text that has run by itself, unless
+        another is being made. Each takes a core, which requests need as well."""
         if self._makes():
             return
         end, name = await self._end_of_prefix(source_key, source, code)
@@ -298,17 +299,17 @@ class StandingPrefixes:
         await asyncio.gather(*making, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends all of them, and there will be no other."""
+        """Ends all of them for good."""
         self._closed = True
         for name in list(self._prefixes):
             await self._drop(name)
 
     async def _end_of_prefix(self, source_key: str, source: str, code: str) -> tuple[int, bytes]:
-        """Where the prefix ends that a source has in common with a text, and the prefix's hash."""
+        """Returns where the prefix ends that a source shares with a text, and the prefix's hash."""
         offset = first_difference(source, code)
         known = self._ends.get((source_key, offset))
         if known is None:
-            # Reading megabytes takes seconds, for which nothing else may have to wait.
+            # Reading megabytes takes seconds, and nothing else may have to wait for it.
             if len(source) < _READ_AT_ONCE:
                 end = prefix_end(source, offset)
             else:
@@ -337,7 +338,7 @@ class StandingPrefixes:
             return
         found.processes.remove(standing)
         if not found.processes and not found.making and self._prefixes.get(name) is found:
-            del self._prefixes[name]  # or the texts of all that were lost would be kept
+            del self._prefixes[name]  # or the texts of all lost ones would be kept
         await self._end(found.key, standing)
 
     async def _make(
@@ -369,7 +370,7 @@ class StandingPrefixes:
             )
             if (
                 is_lent
-            ):  # else the machine was short of something, which tells nothing of the prefix
+            ):  # otherwise the machine was short of something, which tells nothing of the prefix
                 self._refused[name] = True
         finally:
             found.making = None
@@ -400,7 +401,7 @@ class StandingPrefixes:
         if found.making is not None:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
-        while found.processes:  # which requests that lose theirs change meanwhile
+        while found.processes:  # requests that lose theirs change it meanwhile
             await self._end(found.key, found.processes.pop())
 
     async def _end(self, key: Key, standing: StandingPrefix) -> None:

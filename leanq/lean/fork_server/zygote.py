@@ -1,7 +1,7 @@
-"""The zygote: a process that has imported a header and is forked into supervisors of its own kind.
+"""The zygote: a process that has imported a header, and is forked into supervisors of its own kind.
 
-It stands where :mod:`leanq.lean.sandbox.supervisor` has its inner process, in the same namespaces,
-and runs no text but the header::
+It takes the place of the inner process of :mod:`leanq.lean.sandbox.supervisor`, in the same
+namespaces, and runs no text but the header::
 
     worker ── socket ──┐
       └─ outer         │
@@ -10,16 +10,16 @@ and runs no text but the header::
                 │    └─ a fork of inner, in which Lean goes on behind the header
                 └─ inner   …
 
-So each slot has the walls, the limits and the messages that it has with programs of their own, and
-what they run begins with everything imported. The worker tells the zygote of a slot with one end of
-that slot's socket, and gets a descriptor that tells when its inner process has ended::
+So each slot has its usual walls, limits and messages, and its programs begin with everything
+imported. The worker sends the zygote one end of a slot's socket, and gets a descriptor that tells
+when the slot's inner process has ended::
 
     worker → zygote  {"folders", "namespaces", "env", "program", "libraries", "arguments", "header"}
                      {"fork": true} with a socket, in which the first message to inner stands
     zygote → worker  {"ready": the exit code of the header's run, "memory_bytes": its own}
                      {"forked": true} with a pidfd; or {"refused": text}
 
-Where there is no process namespace it refuses: a candidate could look into it there.
+Without a process namespace it refuses, since a candidate could look into it there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def preload(
     namespaces: Sequence[str],
     fatal: Sequence[int],
 ) -> int:
-    """What a zygote does in the place of an inner process; its exit status."""
+    """Does the work of a zygote in the place of an inner process; returns its exit status."""
     if not {"pid", "mount"} <= set(namespaces):
         return REFUSED
     try:
@@ -54,7 +54,7 @@ def preload(
         isolation.mount_proc()
     except OSError:
         return REFUSED
-    # Standard input, where it is, becomes Lean's.
+    # Standard input becomes Lean's.
     channel = socket.socket(fileno=os.dup(channel.detach()))
     os.chdir(hello["folders"][0])
     os.environ.clear()
@@ -109,7 +109,7 @@ class _Zygote:
                 return
 
     def _obey(self) -> bool:
-        """Forks an inner process; False when the worker has gone."""
+        """Forks an inner process; returns False if the worker has gone."""
         try:
             packet, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
         except OSError:
@@ -150,14 +150,14 @@ class _Zygote:
             os._exit(status)
 
     def _go_on(self, argv: Sequence[str]) -> NoReturn:
-        """What a program becomes that is forked from an inner process."""
+        """Turns a program that is forked from an inner process into Lean."""
         if argv[-1] == prefix_process.FLAG:
             prefix_process.serve(self._preloaded)
         self._preloaded.go_on()
 
 
 def _children() -> set[int]:
-    """The pids of this process's children, whether they have ended or not."""
+    """Returns the pids of this process's children, ended or not."""
     found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{task}/children") as file:

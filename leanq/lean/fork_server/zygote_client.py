@@ -1,4 +1,4 @@
-"""The worker's side of one zygote: made, forked and ended."""
+"""The worker's side of one zygote: makes it, forks it and ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leanq.lean.sandbox.scratch import empty
 from leanq.queue.tasks import to_its_end
 
 FORK_TIMEOUT_S = 30.0
-"""For a zygote to fork; one that takes longer hangs."""
+"""The time for a fork; a zygote that takes longer hangs."""
 
 _ZYGOTE = "leanq.lean.fork_server.zygote"
 # Importing maps the files of a whole library, from a disk that may be cold.
@@ -33,9 +33,9 @@ class Zygote:
     """A process that has imported a header.
 
     Attributes:
-        memory_bytes: its own memory, files that it maps left out.
+        memory_bytes: its own memory, without mapped files.
         supervisor: its outer process.
-        scratch: its folder, which the outer process removes, whatever becomes of the worker.
+        scratch: its folder, which the outer process removes, even if the worker dies.
     """
 
     def __init__(self, channel: socket.socket, supervisor: Supervisor, scratch: Path) -> None:
@@ -58,7 +58,7 @@ class Zygote:
         header: str,
         env: Mapping[str, str],
     ) -> Zygote:
-        """Imports a header. SandboxError: that is not possible here."""
+        """Imports a header; raises SandboxError if that is not possible here."""
         scratch = Path(tempfile.mkdtemp(prefix="leanq-"))
         hello = {
             "folders": [str(scratch)],
@@ -87,11 +87,11 @@ class Zygote:
         return zygote
 
     async def fork(self, channel: socket.socket) -> Supervisor:
-        """A supervisor whose programs begin behind the header, for :meth:`Sandbox.open`.
-        SandboxError: the zygote has died, or the machine has no room for a fork now."""
+        """Returns a supervisor whose programs begin behind the header, for :meth:`Sandbox.open`.
+        Raises SandboxError if the zygote has died, or the machine has no room for a fork now."""
         asked = asyncio.create_task(self._fork(channel))
         try:
-            # An answer that is not waited for would be taken for that to the next question.
+            # The next question would take an unread answer for its own.
             return await to_its_end(asked)
         except asyncio.CancelledError:
             with contextlib.suppress(SandboxError):
@@ -102,7 +102,7 @@ class Zygote:
 
     async def _fork(self, channel: socket.socket) -> Supervisor:
         async with self._one_at_a_time:
-            if not self.alive:  # or each of those in the line would wait for it once more
+            if not self.alive:  # or each of those in line would wait for it once more
                 raise SandboxError("the fork server has died")
             try:
                 socket.send_fds(self._channel, [b'{"fork": true}'], [channel.fileno()])
@@ -118,13 +118,13 @@ class Zygote:
         return Supervisor(fds[0])
 
     async def close(self) -> None:
-        """Ends it, and everything that was forked from it. A cancellation waits until then."""
+        """Ends it and all that was forked from it. A cancellation waits until then."""
         await to_its_end(self._close())
 
     async def _close(self) -> None:
         self.alive = False
-        # A socket that is closed while it is watched would leave its number so: nothing that gets
-        # the number next would be heard.
+        # A watched socket that is closed would leave its number watched, and nothing that gets the
+        # number next would be heard.
         if self._channel.fileno() >= 0:
             self._loop.remove_reader(self._channel)
         self._channel.close()
@@ -135,7 +135,7 @@ class Zygote:
             self.scratch.rmdir()
 
     async def _answer(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
-        """Its next message; empty when it has died or does not answer."""
+        """Returns its next message; empty if it has died or does not answer."""
         if self._channel.fileno() < 0:
             return {}, []
         self._readable.clear()

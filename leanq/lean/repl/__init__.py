@@ -1,9 +1,9 @@
 """The repl driver: leanprover-community/repl, which holds environments and proof states in memory.
 
-Its answers come in milliseconds where a Lean of one's own takes as long as its imports. But its
-processes are shared by candidates, its tactic mode is known to accept wrong proofs, and what it
-prints can be forged by a candidate that runs in it. So the REPL rejects and shows goals; a
-Lean process of each candidate's own accepts::
+It answers in milliseconds, where a new Lean takes as long as its imports. But candidates share its
+processes, its tactic mode is known to accept wrong proofs, and a candidate that runs in it can
+forge its output. So the REPL rejects and shows goals, and each candidate's own Lean process
+accepts::
 
     protocol.py   commands and answers, and how an answer is found in what was printed
     session.py    one process: limits, the header it has elaborated, the states it holds

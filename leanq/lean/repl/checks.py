@@ -1,4 +1,4 @@
-"""A text, elaborated in a process of the REPL: Lean's verdict on it, and the goals of its holes."""
+"""Elaborates a text in a process of the REPL: Lean's verdict on it, and the goals of its holes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from leanq.queue.requests import Message
 
 
 def outcome_of(answer: Elaborated) -> Outcome:
-    """What Lean says of a text, before any audit; without messages about its header."""
+    """Returns Lean's verdict on a text before any audit, without messages about its header."""
     return classify_printed(Printed.of(answer.messages), open_goals=bool(answer.sorries))
 
 
 def is_silent(answer: Elaborated) -> bool:
-    """Whether a text has silenced the warning that it has holes."""
+    """Returns whether a text has silenced the warning that it has holes."""
     return bool(answer.sorries) and not Printed.of(answer.messages).sorry
 
 
 def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[Message, ...]:
-    """Lean's messages about a text, those about its header first."""
+    """Returns Lean's messages about a text, those about its header first."""
     lines = [_place(header.text, start) for _, start in header_statements(header)]
     notes: list[Message] = []
     for note, _ in session.notes(header):
-        # Where blanks and comments were between the words, columns are a little off.
+        # With blanks and comments between the words, columns are a little off.
         line, column = lines[note.line - 1] if 0 < note.line <= len(lines) else (1, 0)
         column += note.column
         notes.append(replace(note, line=line, column=column, end_line=None, end_column=None))
@@ -44,10 +44,10 @@ def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[M
 async def see(
     session: Session, code: str, header: Header, answer: Elaborated, limits: Limits
 ) -> Seen:
-    """The holes of a text that was elaborated. Errors as of :meth:`Session.ask`.
+    """Returns the holes of an elaborated text. Errors as of :meth:`Session.ask`.
 
-    The REPL says which goals it has met where, and not what can stand there. So where the text does
-    not tell either, it is asked once more with empty blocks in the holes.
+    The REPL says which goals it has met where, and not what can stand there. If the text does not
+    tell either, the REPL is asked once more with empty blocks in the holes.
     """
     holes = find_holes(code)
     opened = opened_at(holes, code, answer.sorries)
@@ -64,7 +64,7 @@ async def see(
 
 
 def opened_at(holes: Sequence[Hole], code: str, sorries: Sequence[Opened]) -> Mapping[int, Opened]:
-    """The goals that were met in each hole, by its number, where that was exactly one."""
+    """Returns the goal that was met in each hole, by its number, if there was exactly one."""
     met = Counter(each.at for each in sorries)
     by_place = {each.at: each for each in sorries if met[each.at] == 1}
     places = ((number, _place(code, hole.offset)) for number, hole in enumerate(holes))

@@ -1,9 +1,9 @@
 """The repl driver: all operations in one environment, by the REPL as far as it can be trusted.
 
-What Lean rejects, and what is left to prove, is said by a process of the REPL in milliseconds. What
-would be accepted is compiled and audited by a Lean of its own, as the lean driver does it; so is
-all that no process of the REPL could tell: it died, or what it printed was not one answer. For that
-a request is tried in one that has seen no other candidate, if the first one had.
+A process of the REPL says in milliseconds what Lean rejects, and what is left to prove. A text that
+would be accepted gets a Lean of its own, which compiles and audits it as in the lean driver. So
+does a request that the REPL could not answer: its process died, or its output was not one answer.
+This request is first tried in a process that has seen no other candidate, if the first one had.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Work = Callable[[Session], Awaitable[Reply | None]]
 
 @dataclass(frozen=True)
 class _Kept(Opened):
-    """Everything that goes with one opening of the environment."""
+    """All that belongs to one opening of the environment."""
 
     sessions: Sessions
     pickles: Pickles
@@ -69,9 +69,9 @@ class ReplDriver(LeanDriver):
     """All operations in one environment, with at most ``slots`` requests at a time.
 
     Args:
-        command: what starts the REPL, as on a command line; see :func:`find_repl`.
-        trust_steps: whether the REPL's word that a proof is complete is enough for a step. It is
-            known to be wrong about some.
+        command: the command that starts the REPL, as on a command line; see :func:`find_repl`.
+        trust_steps: whether a step rests on the REPL's word that a proof is complete, which is
+            known to be wrong at times.
         rules: when a process is replaced.
 
     The others are those of the lean driver.
@@ -105,7 +105,7 @@ class ReplDriver(LeanDriver):
         await self.kept.sessions.open()
 
     async def _check(self, request: Request) -> Reply:
-        # One environment from here to the end, whatever its files do meanwhile.
+        # One environment from here to the end, even if its files change meanwhile.
         kept, header = self.kept, split_header(request.code)
         reply = await self._by_repl(
             kept,
@@ -125,7 +125,8 @@ class ReplDriver(LeanDriver):
     async def _elaborated(
         self, kept: _Kept, session: Session, request: Request, header: Header
     ) -> Reply | None:
-        """The verdict on a text, and the states of its holes; None: that is for Lean to say."""
+        """Returns the verdict on a text, and the states of its holes; None if Lean itself has to
+        give it."""
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits, request.infotree)
         if isinstance(answer, TimedOut):
@@ -172,16 +173,18 @@ class ReplDriver(LeanDriver):
     async def _by_repl(
         self, kept: _Kept, header: Header, state: str, texts: Iterable[str], work: _Work
     ) -> Reply | None:
-        """What ``work`` makes of it in a process with this header; None: none can tell.
+        """Returns the result of ``work`` in a process with this header; None if no process can give
+        one.
 
         Args:
             state: one that the process should hold already, if there is such a process.
             texts: all that Lean is to elaborate behind the header.
         """
-        # Lean knows blanks that it does not take, which are lost where headers are compared.
+        # Lean refuses some blanks, which are lost when headers are compared.
         if _ODD_BLANK.search(header.text):
             return None
-        # What may act by itself is the last to run in its process, or those that follow see of it.
+        # A text that may act by itself has to be the last in its process, or later ones would see
+        # its effects.
         acts = False
         for text in texts:
             acts = acts or can_act(text) or await kept.auditor.runs_programs(text) is not None
@@ -228,7 +231,7 @@ class ReplDriver(LeanDriver):
 
 
 def _with_infotree(reply: Reply, tree: bytes | None) -> Reply:
-    """A reply whose request has asked for an infotree, with what the REPL gave of it."""
+    """Adds the REPL's infotree to the reply of a request that asked for one."""
     if reply.verdict not in LEAN_VERDICTS | {"unjudged"}:
         return replace(reply, infotree=None)
     if tree is None:

@@ -1,11 +1,11 @@
-"""Pickles: what a process has of the goal in a hole of a source, so that another need not elaborate
-the source again.
+"""Pickles: a process's copy of the goal in a source's hole, so that another need not elaborate the
+source again.
 
-They are snapshots of recipes, kept as those of Lean are, and less than these: a pickle holds the
-imports and the new constants, so whatever else the source has declared (notations, attributes,
-instances) is lost, and nothing in it is checked when it is loaded. So none is made of a source that
-declares more than theorems, and no verdict rests on one: it only shows where a search goes on. What
-fails on a state behind a pickle is tried again where the source was elaborated.
+They are kept like Lean's snapshots of recipes, and hold less: the imports and the new constants.
+All else that the source declares (notations, attributes, instances) is lost, and loading checks
+nothing. So pickles are made only of sources that declare nothing but theorems, and no verdict rests
+on one: it only shows where a search goes on. A failure on a state behind a pickle is tried again
+with the source elaborated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAVE_AFTER, SAVE_FROM_S = 2, 0.5
 
 _SOURCES_REMEMBERED = 10_000
 _SAVE_LIMITS = Limits(cpu_s=120.0, wall_s=600.0, memory_bytes=8 << 30)
-# What these declare would be lost.
+# Their declarations would be lost.
 _LOST = re.compile(
     r"def|abbrev|instance|class|structure|inductive|coinductive|mutual|axiom|opaque|deriving|derive"
     r"|open|scoped|local|export|namespace|section|variable|universe|attribute|set_option"
@@ -44,10 +44,10 @@ _LOST = re.compile(
 
 
 class Pickles:
-    """The pickles of one environment, as one build of the REPL writes and reads them.
+    """The pickles of one environment, for one build of the REPL.
 
     Args:
-        snapshots: where they are kept; None to make and load none.
+        snapshots: the place for pickles; None to make and load none.
         sessions: the processes, one of which makes them between requests.
     """
 
@@ -63,13 +63,14 @@ class Pickles:
         self._seen: LRUCache[str, int] = LRUCache(_SOURCES_REMEMBERED)
         # Another build may lay out its memory in another way.
         self._stamp = f"{fingerprint} {program.stamp()}" if snapshots else ""
-        self._wanted: Recipe | None = None  # what a pickle would be of
+        self._wanted: Recipe | None = None  # the source and hole of a pickle to make
         self.saving: asyncio.Task[None] | None = None
 
     async def load(
         self, session: Session, recipe: Recipe, limits: Limits, states: States
     ) -> Live | None:
-        """The goal in the open hole of the recipe's source, from a pickle; None: there is none.
+        """Returns the goal in the open hole of the recipe's source, from a pickle; None if there is
+        none.
 
         Raises:
             ReplError: the process could not load it and has to be replaced.
@@ -99,7 +100,7 @@ class Pickles:
         return Live(answer.proof_state, pickled=True)
 
     def replayed(self, recipe: Recipe, cpu_s: float) -> None:
-        """The recipe's source was elaborated, in so long."""
+        """Notes that the recipe's source was elaborated, in so many seconds."""
         if self.snapshots is None or not can_be_pickled(recipe):
             return
         key = self._key(recipe)
@@ -109,15 +110,15 @@ class Pickles:
             self._wanted = recipe
 
     def begin(self, states: States) -> None:
-        """Begins to make the pickle that is wanted, unless another is being made. To be called when
-        the process that holds the state is free."""
+        """Begins to make the wanted pickle, unless another is being made. Call it when the process
+        that holds the state is free."""
         if self._wanted and not self.saving:
             self.saving = asyncio.create_task(self._save(self._wanted, states))
             self.saving.add_done_callback(self._saved)
         self._wanted = None
 
     async def close(self) -> None:
-        """Gives up what is being made."""
+        """Stops making pickles."""
         if self.saving:
             self.saving.cancel()
             await asyncio.gather(self.saving, return_exceptions=True)
@@ -137,8 +138,8 @@ class Pickles:
                 name = f"{secrets.token_hex(8)}.pickle"
                 file = session.sandbox.left / name
                 await session.pickle(session.sandbox.scratch / name, live, _SAVE_LIMITS)
-                # It depends on nothing that the fingerprint does not stand for. The process is
-                # still there: a link or a pipe that it has put in this place is not to be opened.
+                # It depends on nothing beyond the fingerprint. The process is still there, and may
+                # have put a link or a pipe in this place: do not open it.
                 with file.with_name(f"{file.name}.deps").open("x") as deps:
                     deps.write("[]")
                 await self.snapshots.keep(key, file, states)
@@ -156,7 +157,7 @@ class Pickles:
 
 
 def can_be_pickled(recipe: Recipe) -> bool:
-    """Whether a pickle has all that the source has declared, as far as its words tell."""
+    """Returns whether a pickle has all that the source declares, as far as its words tell."""
     code = recipe.source.code
     previous = ""
     for token in tokens(code[split_header(code).end_offset :]):

@@ -1,4 +1,4 @@
-"""Finding the REPL, and the command that starts it."""
+"""Finds the REPL, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
 
 @dataclass(frozen=True, slots=True)
 class ReplProgram:
-    """What a REPL is started with: the command, and the files and folders that it names."""
+    """The start of a REPL: the command, and the files and folders that it names."""
 
     argv: tuple[str, ...]
     paths: tuple[Path, ...]
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """What it has to read: libraries may lie beside its files, and both behind links."""
+        """The files that it has to read: libraries may lie beside its files, and both behind
+        links."""
         both = [path for each in self.paths for path in (each, each.resolve())]
         return tuple(dict.fromkeys(path if path.is_dir() else path.parent for path in both))
 
     def stamp(self) -> str:
-        """A hash of its files' contents, which tells one build from another."""
+        """Returns a hash of its files' contents, which tells one build from another."""
         digest = hashlib.blake2b(digest_size=16)
         for path in self.paths:
             if path.is_file():
@@ -44,14 +45,13 @@ class ReplProgram:
 
 
 def find_repl(command: str, environment: Environment, environ: Mapping[str, str]) -> ReplProgram:
-    """The program that ``command`` means; relative paths are looked up here, then in the
+    """Finds the program that ``command`` means; looks relative paths up here, then in the
     environment's project.
 
-    ``lake env`` in front of it is left out: what it would set is known, and in a sandbox there is
-    no lake.
+    A ``lake env`` in front of it is left out: its settings are known, and a sandbox has no lake.
 
     Raises:
-        UsageError: no command, or quotes that do not match.
+        UsageError: there is no command, or its quotes do not match.
         ToolchainError: there is no such program.
     """
     try:
@@ -83,6 +83,6 @@ def _program(word: str, folders: list[Path], environ: Mapping[str, str]) -> Path
 
 
 def _path(word: str, folders: list[Path]) -> Path | None:
-    """The file or folder that a word names, if it does."""
+    """Returns the file or folder that a word names, if it does."""
     found = (folder / Path(word).expanduser() for folder in folders)
     return next((path for path in found if path.exists()), None)

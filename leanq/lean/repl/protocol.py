@@ -1,10 +1,10 @@
-"""What is said to a REPL and what it answers, as values; and how answers are found in its output.
+"""A REPL's commands and answers as values, and how to find answers in its output.
 
-A command is a JSON object and a blank line, and so is its answer, but Lean code can write to the
+A command is a JSON object and a blank line, and so is its answer. But Lean code can write to the
 same output: before an answer, behind it, and something that looks like one. So every command is
-followed by a **probe**, a file of a random name that does not exist: what was printed until its
-name comes back holds exactly one answer, or cannot be trusted. The name cannot be told before.
-The probe leaves nothing in the process, unlike any command that Lean elaborates.
+followed by a **probe**, a missing file with a random name. The output until its name comes back
+holds exactly one answer, or cannot be trusted. Nobody can know the name before. Unlike an
+elaborated command, the probe leaves nothing in the process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from leanq.queue.requests import Infotree
 
 Command = Mapping[str, object]
 
-# The objects that may be answers begin so; anything else in the output is noise.
+# Possible answers begin so; anything else in the output is noise.
 _BEGINNING = re.compile(
     r'\{\s*"(?:env|messages?|sorries|tactics|infotree|traces|proofStatus|proofState|goals)"\s*:'
 )
-# A candidate can print as many beginnings as it likes, each of which is read to its end.
+# A candidate can print any number of beginnings, and each is read to its end.
 _MOST_BEGINNINGS = 200
 _LEAN_ERROR = "Lean error:\n"
 
 
 def elaborate(code: str, env: int | None = None, infotree: Infotree | Literal[""] = "") -> Command:
-    """Elaborate a text, in an environment if it has no header of its own."""
+    """Elaborates a text, in an environment if it has no header of its own."""
     command: dict[str, object] = {"cmd": code}
     if env is not None:
         command["env"] = env
@@ -42,39 +42,39 @@ def elaborate(code: str, env: int | None = None, infotree: Infotree | Literal[""
 
 
 def elaborate_file(path: str, env: int | None = None) -> Command:
-    """The same with the text of a file."""
+    """Elaborates the text of a file, in the same way."""
     return {"path": path} if env is None else {"path": path, "env": env}
 
 
 def run_tactic(tactic: str, proof_state: int) -> Command:
-    """Run one tactic."""
+    """Runs one tactic."""
     return {"tactic": tactic, "proofState": proof_state}
 
 
 def pickle_environment(path: str, env: int) -> Command:
-    """Write an environment to a file."""
+    """Writes an environment to a file."""
     return {"pickleTo": path, "env": env}
 
 
 def pickle_state(path: str, proof_state: int) -> Command:
-    """Write a proof state to a file."""
+    """Writes a proof state to a file."""
     return {"pickleTo": path, "proofState": proof_state}
 
 
 def unpickle_environment(path: str) -> Command:
-    """Load an environment."""
+    """Loads an environment."""
     return {"unpickleEnvFrom": path}
 
 
 def unpickle_state(path: str, env: int) -> Command:
-    """Load a proof state into the process, where its imports are those of an environment there."""
+    """Loads a proof state into the process; its imports are those of an environment there."""
     return {"unpickleProofStateFrom": path, "env": env}
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open goal: its proof state's number in the process, and where its ``sorry`` stands, which
-    the REPL does not say of one in a tactic."""
+    """An open goal: its proof state's number in the process, and the place of its ``sorry``. The
+    REPL does not tell the place of one in a tactic."""
 
     proof_state: int | None
     goal: str
@@ -83,8 +83,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Elaborated:
-    """What became of a text: the environment behind it, messages and open goals; and its infotree,
-    as JSON in UTF-8, where one was asked for."""
+    """The result of a text: the environment behind it, messages and open goals; and its infotree,
+    as JSON in UTF-8, if one was asked for."""
 
     env: int
     messages: tuple[Found, ...] = ()
@@ -94,7 +94,7 @@ class Elaborated:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What became of a tactic, or of a proof state that was written or loaded.
+    """The result of a tactic, or of a proof state that was written or loaded.
 
     ``status`` is the REPL's own word for how far the proof is, and its tactic mode is known to be
     wrong about it. ``traces`` are texts without places.
@@ -114,18 +114,18 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error in an answer's place: of Lean's, or of the REPL itself."""
+    """An error in an answer's place: Lean's, or the REPL's own."""
 
     text: str
 
     @property
     def by_lean(self) -> bool:
-        """Whether a tactic failed; otherwise the command made no sense to the REPL."""
+        """True if a tactic failed; otherwise the command made no sense to the REPL."""
         return self.text.startswith(_LEAN_ERROR)
 
     @property
     def reason(self) -> str:
-        """What Lean says."""
+        """Lean's words."""
         return self.text.removeprefix(_LEAN_ERROR)
 
 
@@ -133,7 +133,7 @@ Answer = Elaborated | Stepped | Refused
 
 
 def read_answer(found: Mapping[str, Any]) -> Answer:
-    """An answer as a value; fields that are not asked for here are passed over.
+    """Reads an answer; skips fields that are not used here.
 
     Raises:
         ReplError: no REPL answers so.
@@ -156,7 +156,7 @@ def read_answer(found: Mapping[str, Any]) -> Answer:
 
 
 class Exchange:
-    """One command on its way, and what was printed since; see the module."""
+    """One command on its way, and the output since; see the module."""
 
     def __init__(self, command: Command) -> None:
         self._probe = f"leanq-probe-{secrets.token_hex(12)}"
@@ -164,19 +164,19 @@ class Exchange:
         self._printed = bytearray()
         self._looked = 0
         self._marked_at = -1
-        # As JSON writes them, no line of these is blank. What is no ASCII stays as it is: older
-        # versions of Lean cannot read a letter that is written as a pair of surrogates.
+        # As JSON, no line of these is blank. Letters beyond ASCII stay as they are: older versions
+        # of Lean cannot read a pair of surrogates.
         commands = (command, elaborate_file(self._probe))
         lines = (json.dumps(each, ensure_ascii=False) for each in commands)
         self.sent = "".join(f"{line}\n\n" for line in lines).encode(errors="replace")
 
     @property
     def printed_bytes(self) -> int:
-        """How much was printed until now."""
+        """How many bytes were printed until now."""
         return len(self._printed)
 
     def take(self, chunk: bytes) -> bool:
-        """Takes what was printed; whether the probe has been answered by now."""
+        """Takes output; returns whether the probe has been answered."""
         self._printed += chunk
         if self._marked_at < 0:
             self._marked_at = self._printed.find(self._marker, self._looked)
@@ -184,7 +184,7 @@ class Exchange:
         return self._marked_at >= 0 and self._printed.find(b"}", self._marked_at) >= 0
 
     def answer(self) -> Mapping[str, Any]:
-        """The answer to the command, once the probe has been answered.
+        """Returns the answer to the command, once the probe has been answered.
 
         Raises:
             ReplError: there is none, or more than one that could be it.
@@ -199,7 +199,7 @@ class Exchange:
 
 
 def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
-    """Everything in the output that could be an answer, in order.
+    """Returns everything in the output that could be an answer, in order.
 
     Raises:
         ReplError: there is too much that begins like one.
@@ -225,7 +225,7 @@ def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_answer(value: Any) -> bool:
-    """Whether it has the fields that no part of an answer has."""
+    """Returns whether it has the fields that no part of an answer has."""
     match value:
         case {"message": str()}:
             return len(value) == 1
@@ -274,5 +274,5 @@ def _list(found: Mapping[str, Any], name: str) -> list[Any]:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ReplError(f"the REPL's answer has no text where one belongs: {str(value)[:200]}")
-    # JSON can hold half of a surrogate pair, and what is sent on cannot.
+    # JSON can hold half of a surrogate pair; a reply cannot.
     return value.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""One process of the REPL, spoken to by one request at a time."""
+"""One process of the REPL, for one request at a time."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
 # Between requests it has nothing to do.
 _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
 _MOST_PRINTED_BYTES = 32 << 20
-# As much can be read in the time that another thread takes to start.
+# So much can be read in the time that another thread takes to start.
 _READ_AT_ONCE_BYTES = 20_000
-# CPU time between two commands; where there is more, a candidate has left something running.
+# CPU time between two commands; with more, a candidate has left something running.
 _RESTLESS_S = 0.05
 
 _VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
@@ -58,7 +58,7 @@ class TimedOut:
     stderr: bytes
 
     def outcome(self, limits: Limits) -> Outcome:
-        """What that amounts to for a command that was given these limits."""
+        """Returns the outcome of a command with these limits."""
         return classify_end((), self.exit, limits, self.stderr)
 
 
@@ -90,7 +90,7 @@ class _Imported:
 
 @lru_cache(256)
 def header_key(header: Header) -> str:
-    """What a header says, a statement a line; headers with the same key mean the same."""
+    """Returns a header's statements, one a line; headers with the same key mean the same."""
     return "\n".join(text for text, _ in header_statements(header))
 
 
@@ -98,10 +98,10 @@ class Session:
     """One process of the REPL.
 
     Attributes:
-        states: what it holds, by the ids of the states.
-        requests: how many commands of candidates it was given.
-        cpu_s: what all its commands have used by now.
-        spoiled: set where it must not be used again.
+        states: the states that it holds, by their ids.
+        requests: how many commands of candidates it got.
+        cpu_s: the CPU time of all its commands so far.
+        spoiled: set when it must not be used again.
     """
 
     def __init__(self, sandbox: Sandbox, process: Process) -> None:
@@ -117,29 +117,29 @@ class Session:
         self._memory_bytes = 0
         self._spent_s = 0.0
         self._asking = False
-        # Whether a candidate may have left something running; its own start takes CPU time as well.
+        # Set if a candidate may have left something running; its own start takes CPU time as well.
         self._touched = False
 
     @classmethod
     async def start(
         cls, sandbox: Sandbox, argv: Sequence[str], variables: Mapping[str, str]
     ) -> Session:
-        """Starts the program in a sandbox, where none may be running; SandboxError: it cannot."""
+        """Starts the program in a sandbox that runs none; raises SandboxError if it cannot."""
         process = await sandbox.start(argv, env=variables, cwd=sandbox.scratch, limits=_IDLE_LIMITS)
         return cls(sandbox, process)
 
     @property
     def usable(self) -> bool:
-        """Whether it waits for a command, and for nothing else.
+        """Returns whether it waits for a command, and for nothing else.
 
-        What prints between two commands is a thread that a candidate has left there.
+        Output between two commands comes from a thread that a candidate has left there.
         """
         if self.spoiled or self._asking or self._process.ended:
             return False
         return not self._process.discard().strip()
 
     def is_worn(self, rules: Recycling) -> bool:
-        """Whether it has served for long enough."""
+        """Returns whether it has served for long enough."""
         return (
             self._memory_bytes > rules.memory_bytes
             or self.requests >= rules.requests
@@ -147,13 +147,13 @@ class Session:
         )
 
     async def version(self) -> str:
-        """The version of its Lean.
+        """Returns the version of its Lean.
 
         Raises:
             ReplError: it does not answer, or not to the question.
         """
         said = ""
-        # The first needs no library, the second serves where the first is not known yet.
+        # The first needs no library, the second serves if the first is not known yet.
         for question in ("prelude\n#version", "#eval Lean.versionString"):
             answer = await self.ask(elaborate(question), VERSION_LIMITS)
             if isinstance(answer, TimedOut):
@@ -170,13 +170,13 @@ class Session:
         return self._imported.keys()
 
     def notes(self, header: Header) -> tuple[Found, ...]:
-        """Lean's messages about a header that was loaded, with places in its key."""
+        """Returns Lean's messages about a loaded header, with places in its key."""
         return self._imported[header_key(header)].notes
 
     async def load(self, header: Header) -> bool:
-        """Elaborates a header, unless it has; whether Lean finds no error in it.
+        """Elaborates a header, unless it has; returns whether Lean finds no error in it.
 
-        One that failed is not kept. Errors as of :meth:`ask`.
+        A header with errors is not kept. Errors as of :meth:`ask`.
         """
         key = header_key(header)
         if key in self._imported:
@@ -192,7 +192,7 @@ class Session:
     async def elaborate(
         self, code: str, header: Header, limits: Limits, infotree: Infotree | Literal[""] = ""
     ) -> Elaborated | TimedOut:
-        """What Lean says of a text with a header that was loaded.
+        """Returns Lean's answer about a text with a loaded header.
 
         Places are those in ``code``, since blanks stand where its header was. Errors as of
         :meth:`ask`.
@@ -210,7 +210,8 @@ class Session:
     async def run_tactic(
         self, tactic: str, live: Live, limits: Limits
     ) -> Stepped | Refused | TimedOut:
-        """What Lean says of one tactic on a state that it holds. Errors as of :meth:`ask`."""
+        """Returns Lean's answer about one tactic on a state that it holds. Errors as of
+        :meth:`ask`."""
         self.requests += 1
         answer = await self.ask(run_tactic(tactic, live.proof_state), limits)
         self._touched = True
@@ -225,8 +226,8 @@ class Session:
             raise ReplError(f"no pickle: {answer}")
 
     async def unpickle(self, path: Path, header: Header, limits: Limits) -> Stepped:
-        """Loads a state that another has written, of a source with this header, which was loaded.
-        Errors as of :meth:`ask`."""
+        """Loads a state that another has written, of a source with this loaded header. Errors as of
+        :meth:`ask`."""
         env = self._imported[header_key(header)].env
         answer = await self.ask(unpickle_state(str(path), env), limits)
         if not isinstance(answer, Stepped):
@@ -234,23 +235,23 @@ class Session:
         return answer
 
     def hold(self, state: str, opened: Opened, *, pickled: bool = False) -> None:
-        """Takes note that it holds a state."""
+        """Notes that it holds a state."""
         if opened.proof_state is not None:
             self.states[state] = Live(opened.proof_state, pickled)
 
     async def ask(self, command: Command, limits: Limits) -> Answer | TimedOut:
-        """One command within limits, of memory above what the process holds by now.
+        """Runs one command within limits; memory counts above its present memory.
 
         Raises:
-            ReplError: it ended, be it for the command or for what it had done before, or what was
-                printed cannot be trusted. The process must not be used again.
+            ReplError: it ended, because of the command or of earlier ones, or its output cannot be
+                trusted. The process must not be used again.
             SandboxError: the machine failed.
         """
         answer = await self.exchange(command, limits)
         return answer if isinstance(answer, TimedOut) else read_answer(answer)
 
     async def exchange(self, command: Command, limits: Limits) -> Mapping[str, Any] | TimedOut:
-        """The same, with the answer as it was printed."""
+        """Runs one command, and returns the answer as it was printed."""
         exchange = Exchange(command)
         self._asking = True
         idle = await self._renew(limits)
@@ -290,7 +291,7 @@ class Session:
         return answer
 
     async def _renew(self, limits: Limits) -> Usage | None:
-        """New limits; what it has used until now. None: it has ended."""
+        """Sets new limits; returns its usage until now, or None if it has ended."""
         try:
             used = await self._process.renew(limits)
         except SandboxError:
@@ -299,7 +300,7 @@ class Session:
         return used
 
     async def _last_words(self, when: str) -> str:
-        """How it ended; SandboxError: the machine is to blame."""
+        """Returns how it ended; raises SandboxError if the machine is to blame."""
         exit_ = await self._process.wait()
         said = self._process.stderr_tail.decode(errors="replace").strip().split("\n")[-1]
         how = f"of {signal_name(exit_.signal)}" if exit_.signal else f"with exit code {exit_.code}"

@@ -1,8 +1,8 @@
-"""The processes of a worker's REPL: which a request gets, the spare, and which are replaced.
+"""The processes of a worker's REPL: lends them to requests, keeps a spare, and replaces them.
 
-There are as many as slots, and one more: the spare, which has elaborated the header that was wanted
-last. When one goes, for whatever reason, the spare takes its place, and another is started while
-requests run. Where requests have many headers, a process has several, and the spare serves as well.
+There are as many as slots, and a spare that has elaborated the last wanted header. When a process
+goes, for whatever reason, the spare takes its place, and another starts while requests run. With
+many headers, a process has several, and the spare serves as well.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Sessions:
     """The REPL in one environment, for at most ``slots`` requests at a time.
 
     Args:
-        hidden: folders that a candidate must not see, where the machine can hide them.
+        hidden: folders to hide from candidates, if the machine can.
         nice: niceness of the processes.
-        inbox_root: a folder on the disk of the pickles that are to be loaded, if any are.
+        inbox_root: a folder on the disk of the pickles to load, if there are any.
         rules: when a process is replaced.
     """
 
@@ -96,7 +96,7 @@ class Sessions:
         self._replenish()
 
     async def close(self) -> None:
-        """Ends those that are idle now, and the others when they are given back."""
+        """Ends those that are idle now, and the others when they come back."""
         self._closed = True
         for task in self.starting:
             task.cancel()
@@ -112,11 +112,11 @@ class Sessions:
     async def take(
         self, header: Header, state: str = "", *, pristine: bool = False
     ) -> AsyncIterator[Session]:
-        """A process for one request: with its header, if any is, or with none yet.
+        """Lends a process for one request, if possible with its header.
 
         Args:
-            state: one that holds this state is preferred.
-            pristine: it has elaborated nothing of any candidate.
+            state: prefers a process that holds this state.
+            pristine: takes one that has elaborated nothing of any candidate.
         """
         if not self._is_known:
             await self.open()
@@ -141,13 +141,13 @@ class Sessions:
                 return found
             if self.count >= self._most and self.idle:
                 await asyncio.shield(self._retire(self.idle.pop(0)))
-            # With as many requests as slots, one that is not there is about to be.
+            # With as many requests as slots, a missing one is about to come.
             if self.count < self._most or not self.starting:
                 return await self._start()
             await asyncio.wait(self.starting, return_when=asyncio.FIRST_COMPLETED)
 
     def _pick(self, key: str, state: str, pristine: bool) -> Session | None:
-        """The best of those that are idle, the one used last of equals."""
+        """Returns the best idle one; of equals, the one used last."""
 
         def rank(session: Session) -> int:
             known = session.headers
@@ -209,7 +209,7 @@ class Sessions:
         task.add_done_callback(self.starting.discard)
 
     async def _start_spare(self) -> None:
-        # Where that fails, the next request starts its own and gets the error.
+        # If that fails, the next request starts its own and gets the error.
         try:
             session = await self._start()
         except SandboxError as error:

@@ -1,4 +1,4 @@
-"""A tactic on a state that a process of the REPL holds, or is made to hold by its recipe."""
+"""A tactic on a state that a process of the REPL holds, or gets by replaying its recipe."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LiveStep:
         self._may_load = True
 
     async def run(self, request: Request, states: States) -> Reply | None:
-        """What becomes of the state; None: that is for Lean itself to say.
+        """Returns the reply; None if Lean itself has to give it.
 
         Raises:
             ReplError: the process has to be replaced.
@@ -62,7 +62,7 @@ class LiveStep:
             return None
         answer, lines_before = await self._try(self._move.tactic.text, live)
         if live.pickled and _has_failed(answer):
-            # What a pickle has lost may be what the tactic needs.
+            # The tactic may need something that a pickle has lost.
             self._forget_pickled()
             return await self.run(request, states)
         if isinstance(answer, TimedOut):
@@ -76,14 +76,14 @@ class LiveStep:
             return await self._go_on(left_open(reply), answer, states, pickled=live.pickled)
         if self._trust and answer.is_completed and not live.pickled:
             return replace(reply, verdict="unjudged", reason="trusted_step")
-        # Only Lean itself audits, and knows how to tell what is left open elsewhere.
+        # Only Lean itself audits, and can tell what is left open elsewhere.
         if request.audit or not self._move.is_whole:
             return None
         return await self._close()
 
     async def _revive(self, states: States) -> Live | None:
-        """The state in the process, replayed from what is live of its recipe; None: it leads there
-        no more."""
+        """Returns the state in the process, replayed from the live part of its recipe; None if it
+        leads there no more."""
         session, recipe = self._session, self._move.recipe
         chain = [state for state, _ in recipe.records()]
         depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
@@ -106,7 +106,8 @@ class LiveStep:
         return session.states.get(chain[depth])
 
     async def _open_source(self, states: States) -> Live | None:
-        """The goal in the source's open hole, from a pickle or by elaborating the source."""
+        """Returns the goal in the source's open hole, from a pickle or by elaborating the
+        source."""
         session, recipe = self._session, self._move.recipe
         if self._may_load:
             loaded = await self._pickles.load(session, recipe, self._limits, states)
@@ -122,27 +123,28 @@ class LiveStep:
         return Live(met.proof_state) if met and met.proof_state is not None else None
 
     def _forget_pickled(self) -> None:
-        """From now on the source is elaborated."""
+        """Elaborates the source from now on."""
         self._may_load = False
         states = self._session.states
         for state in [state for state, live in states.items() if live.pickled]:
             del states[state]
 
     async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
-        """The answer to a tactic, and how many lines stood before it.
+        """Returns the answer to a tactic, and how many lines stood before it.
 
-        The REPL reads one tactic, and what stands in its next line it would take for arguments of
-        it. So several lines, or several tactics, stand in a bracket, which is one.
+        The REPL reads one tactic, and would take the next line for its arguments. So several lines,
+        or several tactics, stand in a bracket, which is one tactic.
         """
         if not _SEVERAL.search(tactic):
             return await self._session.run_tactic(tactic, live, self._limits), 0
         return await self._session.run_tactic(f"(\n{tactic}\n)", live, self._limits), 1
 
     async def _refused(self, reply: Reply) -> Reply | None:
-        """The reply to a tactic that failed, once it is sure that it fails in the source as well.
+        """Returns the reply to a failed tactic, once it is sure that it fails in the source as
+        well.
 
-        A proof state lacks what its command brings for itself alone (``open … in``), names of
-        universes, in older versions instances from the context, and counts its budget otherwise.
+        A proof state lacks its command's own scope (``open … in``), names of universes, and in
+        older versions instances from the context. It also counts its budget otherwise.
         """
         move, said = self._move, " ".join(message.text for message in reply.messages)
         body = move.recipe.source.code[self._header.end_offset :]
@@ -160,7 +162,7 @@ class LiveStep:
         return None
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
-        """A tactic that Lean refuses."""
+        """Returns the reply to a tactic that Lean refuses."""
         text, line, column = answer.reason, 1, 0
         if place := _UNREAD.match(text):
             text = text[place.end() :]
@@ -170,7 +172,7 @@ class LiveStep:
         return Reply(verdict, (message,), reason=reason_of(verdict, [message]))
 
     def _told(self, answer: Stepped) -> Reply:
-        """What Lean says of a tactic, apart from what it leaves open."""
+        """Returns Lean's messages about a tactic, except about what it leaves open."""
         printed = Printed.of(answer.messages)
         outcome = classify_printed(printed)
         if outcome.verdict == "incomplete":
@@ -184,14 +186,14 @@ class LiveStep:
     async def _go_on(
         self, reply: Reply, answer: Stepped, states: States, *, pickled: bool
     ) -> Reply | None:
-        """The next state: the goals that are left, else the hole of the tactic itself."""
+        """Returns the next state: the goals that are left, else the hole of the tactic itself."""
         move, tactic, session = self._move, self._move.tactic, self._session
         sorries: tuple[Sorry, ...] = ()
         goals = answer.goals
         records: dict[str, bytes] = {}
         held: dict[str, Opened] = {}
         if tactic.holes:
-            # Of several it is not known which is which.
+            # Of several holes, the REPL does not tell which is which.
             if not _has_one(answer, tactic) or not are_plain(tactic.text, tactic.holes):
                 return None
             (met,) = answer.sorries
@@ -214,7 +216,7 @@ class LiveStep:
         return replace(reply, goals=goals, sorries=move.placed(sorries))
 
     async def _close(self) -> Reply:
-        """Nothing is left: the whole text has to stand a check."""
+        """Nothing is left: checks the whole text."""
         move = self._move
         draft = draft_trial(move.recipe, move.tactic)
         answer = await self._session.elaborate(draft.text, self._header, self._limits)
@@ -229,7 +231,7 @@ def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:
 
 
 def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> Opened | None:
-    """What a tactic of a recipe leads to, if it is what it was."""
+    """Replays a tactic of a recipe; returns its state, if it is the same as before."""
     if _has_failed(answer):
         return None
     assert isinstance(answer, Stepped)
@@ -243,6 +245,6 @@ def _has_one(answer: Stepped, tactic: Tactic) -> bool:
 
 
 def _place_in(tactic: Tactic) -> tuple[int, int]:
-    """Where the only hole of a tactic stands."""
+    """Returns the place of a tactic's only hole."""
     before = tactic.text[: tactic.holes[0].offset]
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1)

@@ -1,1 +1,1 @@
-"""Untrusted programs, one at a time in each sandbox, under limits."""
+"""Runs untrusted programs, one at a time in each sandbox, under limits."""

@@ -1,15 +1,15 @@
-"""A cgroup for the programs of each sandbox, where one (of version 2) is delegated to the worker.
+"""A cgroup for the programs of each sandbox, if one (of version 2) is delegated to the worker.
 
-There the kernel itself counts what a program holds, that too which no process maps, and ends a
-program that grows beyond its limit between two samples. Either is the verdict ``memory``, as where
-there is none: what :mod:`leanq.lean.sandbox.usage` counts is counted here as well, and the cgroup
-can only find more. Below the worker's own cgroup stand::
+In it the kernel itself counts a program's memory, unmapped parts included, and ends a program that
+exceeds its limit between two samples. The verdict is ``memory`` either way. The cgroup counts all
+that :mod:`leanq.lean.sandbox.usage` counts, so it can only find more. Below the worker's own cgroup
+stand::
 
     leanq-worker/     the worker: a cgroup that shares out memory has no processes itself
     leanq-TOKEN/      what one sandbox runs
 
-A cgroup is taken for delegated where it is another user's than root's and this one's, where systemd
-has marked it (``Delegate=yes``), or where it is a container's own and can be written to.
+A cgroup counts as delegated if this user owns it and is not root, if systemd has
+marked it (``Delegate=yes``), or if it is a container's own and can be written to.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _OF_WORKERS = "leanq-worker"
 _MARKS = ("user.delegate", "trusted.delegate")
 # Of memory.stat: what a sample of processes counts, and buffers of sockets, which it cannot see.
 _COUNTED = ("anon", "pagetables", "sock")
-# Above a program's limits: what the kernel holds for it, and mapped files that are in use.
+# Above a program's limits: the kernel's memory for it, and mapped files in use.
 _SPARE_BYTES = 64 << 20
 
 
 @functools.cache
 def delegated(root: Path = _ROOT, proc: Path = Path("/proc/self")) -> Path | None:
-    """The cgroup below which this process may make others that share out memory, if there is one.
+    """Returns the cgroup below which this process may make others that share out memory, if there
+    is one.
 
     The first call moves the processes of its own cgroup one level down.
     """
@@ -66,7 +67,7 @@ def _has(folder: Path, mark: str) -> bool:
 
 
 def _share_out(own: Path) -> None:
-    """Has the cgroups below ``own`` count memory; OSError: it cannot be had."""
+    """Has the cgroups below ``own`` count memory; raises OSError if they cannot."""
     workers = own / _OF_WORKERS
     workers.mkdir(exist_ok=True)
     for pid in (own / "cgroup.procs").read_text().split():
@@ -76,7 +77,7 @@ def _share_out(own: Path) -> None:
 
 
 def make() -> Path | None:
-    """A cgroup for a new sandbox; None where none can be had."""
+    """Makes a cgroup for a new sandbox; returns None if it cannot."""
     above = delegated()
     if above is None:
         return None
@@ -92,23 +93,23 @@ def make() -> Path | None:
 
 
 def remove(made: Path | None) -> None:
-    """Removes what :func:`make` has made, once no process is in it."""
+    """Removes the cgroup from :func:`make`, once no process is in it."""
     with contextlib.suppress(OSError):
         if made is not None:
             made.rmdir()
 
 
 class Cgroup:
-    """The cgroup of a sandbox's programs, for its supervisor; without a folder there is none, and
+    """The cgroup of a sandbox's programs, for its supervisor. Without a folder there is none, and
     nothing is counted or limited.
 
     Attributes:
-        peak_bytes: the most that the program of this time was seen to hold.
+        peak_bytes: the most memory that was seen for the current program.
     """
 
     def __init__(self, folder: str | None) -> None:
-        """OSError: the folder cannot be opened, which is then needed no more: it may be out of
-        sight later."""
+        """OSError: the folder cannot be opened. It is opened now since it may be out of sight
+        later."""
         self.peak_bytes = 0
         self._folder: int | None = None
         self._base_bytes = 0
@@ -118,29 +119,29 @@ class Cgroup:
             self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def begin(self) -> None:
-        """Another program is about to be started."""
+        """Prepares for another program."""
         self.peak_bytes = self._base_bytes = 0
         self._most_bytes = math.inf
         self._kills = self._number("memory.events", "oom_kill")
         self._write("memory.max", "max")
 
     def enter(self) -> None:
-        """Takes this process, and what it will start, into the cgroup."""
+        """Moves this process, and all that it will start, into the cgroup."""
         self._write("cgroup.procs", "0")
 
     def renew(self) -> None:
-        """What is held by now is no part of the limits to come."""
+        """Memory held by now does not count against the limits to come."""
         self._base_bytes = self.held_bytes()
 
     def limit(self, memory_bytes: int, scratch_bytes: float) -> None:
-        """Sets the limits. Files of a scratch folder in memory count for the kernel's, which is the
-        last resort, and not for the program's."""
+        """Sets the limits. Files of a scratch folder in memory count for the kernel's limit, which
+        is the last resort, and not for the program's."""
         self._most_bytes = self._base_bytes + memory_bytes
         most_bytes = self._most_bytes + scratch_bytes + _SPARE_BYTES
         self._write("memory.max", "max" if math.isinf(most_bytes) else str(int(most_bytes)))
 
     def held_bytes(self) -> int:
-        """What is held, as the kernel counts it."""
+        """Returns the memory as the kernel counts it."""
         counts = self._read("memory.stat").split()
         stat = dict(zip(counts[::2], counts[1::2], strict=False))
         swapped = self._read("memory.swap.current").strip()
@@ -149,11 +150,11 @@ class Cgroup:
         return held_bytes
 
     def is_over(self) -> bool:
-        """Whether more is held than may be."""
+        """Returns whether it exceeds the limit."""
         return self.held_bytes() > self._most_bytes
 
     def has_killed(self) -> bool:
-        """Whether the kernel has ended the program, for it grew beyond its limit."""
+        """Returns whether the kernel has ended the program for its memory."""
         killed = self._number("memory.events", "oom_kill") > self._kills
         if killed and math.isfinite(self._most_bytes):
             self.peak_bytes = max(self.peak_bytes, int(self._most_bytes))
@@ -168,7 +169,7 @@ class Cgroup:
             return ""
         try:
             fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
-        except FileNotFoundError:  # such as that of swap, where there is none
+        except FileNotFoundError:  # such as that of swap, if there is none
             return ""
         with open(fd) as file:
             return file.read()

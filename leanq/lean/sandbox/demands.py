@@ -1,4 +1,4 @@
-"""Which walls a program should stand behind, and what to do where the machine gives fewer."""
+"""The walls that a program should stand behind, and the remedy if the machine gives fewer."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _WANTED = {
 
 
 def missing_walls(isolation: Sequence[str]) -> list[str]:
-    """What is wanted and not in a ``Sandbox.isolation``."""
+    """Returns the wanted walls that a ``Sandbox.isolation`` lacks."""
     there = {each.split("-")[0] if each.startswith("landlock-") else each for each in isolation}
     return [wall for wall in _WANTED if wall not in there]
 
 
 def advice(missing: Sequence[str]) -> str:
-    """What an operator can do to have them."""
-    # With user namespaces, most come together: the first step alone is worth a sentence.
+    """Returns what an operator can do to have them."""
+    # User namespaces bring most of them, so a single sentence names that step.
     wanted = [wall for wall in missing if wall != "pid-ns" or "user-ns" not in missing]
     return "; ".join(dict.fromkeys(_WANTED[wall] for wall in wanted))
 
 
 def require_walls(isolation: Sequence[str]) -> None:
-    """Raises SandboxError with the list of what is missing, and what to do."""
+    """Raises SandboxError with the missing walls, and the remedy."""
     if missing := missing_walls(isolation):
         raise SandboxError(
             f"--require-walls: this machine's sandbox lacks {', '.join(missing)}: {advice(missing)}"

@@ -1,8 +1,8 @@
-"""What Linux offers to isolate a program, by ctypes: namespaces, mounts, capabilities, Landlock,
+"""Linux's means to isolate a program, by ctypes: namespaces, mounts, capabilities, Landlock,
 seccomp.
 
 For the supervisor and its monitor alone: most calls change the calling process for good. Each
-function does one thing and raises ``OSError`` where the kernel refuses it.
+function does one thing and raises ``OSError`` if the kernel refuses it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ SYSTEM = (
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec"),
     "/usr/share/zoneinfo",
     "/sys/devices/system/cpu",  # older C libraries count the processors there
-    # Names of users and of the machine's time zone, and where libraries and programs are.
+    # Names of users and of the machine's time zone, and the places of libraries and programs.
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"),
     *("/etc/ld.so.cache", "/etc/alternatives"),
 )
-"""What every program may read and run of the machine, where it is there."""
+"""The paths of the machine that every program may read and run, if they exist."""
 DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 
 
@@ -69,7 +69,7 @@ def _check(result: int, what: str) -> int:
 
 
 def _syscall(number: int, *arguments: int | bytes) -> int:
-    """A system call that libc may not know. Bytes are passed by address, and only read."""
+    """Makes a system call that libc may not know. Bytes are passed by address, and only read."""
     plain = (ctypes.c_long(a) if isinstance(a, int) else ctypes.c_char_p(a) for a in arguments)
     return int(_libc.syscall(ctypes.c_long(number), *plain))
 
@@ -92,15 +92,15 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(signal: int) -> None:
-    """Have the kernel send ``signal`` to this process when its parent ends."""
+    """Has the kernel send ``signal`` to this process when its parent ends."""
     _prctl(_SET_PDEATHSIG, signal)
 
 
 def unshare(names: Collection[str]) -> None:
-    """Take new namespaces. The caller keeps its pid, only its children are in a new ``pid``.
+    """Takes new namespaces. The caller keeps its pid; only its children are in a new ``pid``.
 
-    In a new ``user`` namespace the caller has all capabilities, and its own uid and gid, which
-    are the only ones there. In a new ``net`` no interface is up.
+    In a new ``user`` namespace the caller has all capabilities, and its own uid and gid are the
+    only ones. A new ``net`` has no interface that is up.
     """
     if not names:
         return  # seccomp filters refuse even the call that asks for nothing
@@ -115,19 +115,20 @@ def unshare(names: Collection[str]) -> None:
 
 
 def forbid_user_namespaces() -> None:
-    """No process of this user namespace gets capabilities in one of its own, where /proc allows
-    to say so."""
+    """Bars processes of this user namespace from capabilities in one of their own, if /proc can be
+    written."""
     with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
 
 
 def set_pid_namespace(fd: int) -> None:
-    """Have the caller's children born in the pid namespace of a /proc/PID/ns/pid."""
+    """Has the caller's children born in the pid namespace of a /proc/PID/ns/pid."""
     _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(_NAMESPACES["pid"])), "setns")
 
 
 def mount_proc(target: str = "/proc", *, minimal: bool = False) -> None:
-    """Mount the /proc of the caller's own pid namespace: all of it, or processes alone, to read."""
+    """Mounts the /proc of the caller's own pid namespace: all of it, or processes alone, to
+    read."""
     flags = _NOSUID | _NODEV | _NOEXEC
     if minimal:
         try:
@@ -139,8 +140,9 @@ def mount_proc(target: str = "/proc", *, minimal: bool = False) -> None:
 
 
 def keep_own_proc(spare: str) -> None:
-    """Leave of /proc this process alone, where another /proc cannot be mounted: the loader finds
-    libraries beside a program by /proc/self/exe, as Lean finds its own. ``spare`` is any folder."""
+    """Leaves of /proc this process alone, if another /proc cannot be mounted. The loader finds
+    libraries beside a program by /proc/self/exe, and so Lean finds its own. ``spare`` is any
+    folder."""
     pid = str(os.getpid())
     _mount(f"/proc/{pid}", spare, "", _BIND)
     mount_memory("/proc", mode="755", size_bytes=1 << 16)
@@ -151,27 +153,28 @@ def keep_own_proc(spare: str) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Have ``source``, with what is mounted below it, at ``target`` as well."""
+    """Shows ``source``, with the mounts below it, at ``target`` as well."""
     _mount(source, target, "", _BIND | _RECURSIVE)
 
 
 def freeze(target: str, *, devices: bool = False) -> None:
-    """Make all mounts at and below ``target`` read-only, without setuid and, unless asked for,
+    """Makes all mounts at and below ``target`` read-only, without setuid and, unless asked for,
     without devices. Nothing is executed from devices."""
     flags = _RDONLY | _NOSUID | (_NOEXEC if devices else _NODEV)
-    attributes = struct.pack("=QQQQ", flags, 0, 0, 0)  # which are the same bits there
+    attributes = struct.pack("=QQQQ", flags, 0, 0, 0)  # the same bits there
     arguments = (_AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes))
     _check(_syscall(_SYS_MOUNT_SETATTR, *arguments), f"mount_setattr on {target}")
 
 
 def mount_memory(target: str, *, mode: str, size_bytes: float) -> None:
-    """Mount an empty file system in memory; half the machine's where ``size_bytes`` is infinite."""
+    """Mounts an empty file system in memory; of half the machine's memory if ``size_bytes`` is
+    infinite."""
     flags = _NOSUID | _NODEV | _NOEXEC
     _mount("leanq", target, "tmpfs", flags, f"mode={mode},{_size(size_bytes)}")
 
 
 def resize_memory(target: str, size_bytes: float) -> None:
-    """Set the size of what :func:`mount_memory` has mounted."""
+    """Sets the size of a mount of :func:`mount_memory`."""
     flags = _REMOUNT | _NOSUID | _NODEV | _NOEXEC
     _mount("leanq", target, "tmpfs", flags, _size(size_bytes))
 
@@ -184,12 +187,12 @@ def _size(size_bytes: float) -> str:
 
 
 def unmount(target: str) -> None:
-    """Take away what is mounted there. Open files of it stay as long as they are open."""
+    """Removes the mount there. Its open files stay as long as they are open."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_UMOUNT_DETACH)), f"umount {target}")
 
 
 def change_root(folder: str) -> None:
-    """Make a mount the root of all files, and let go of the old one."""
+    """Makes a mount the root of all files, and lets go of the old one."""
     os.chdir(folder)
     number = _SYS_PIVOT_ROOT.get(_MACHINE)
     if number is None:
@@ -200,20 +203,20 @@ def change_root(folder: str) -> None:
 
 
 def cover(folder: str) -> None:
-    """Put an empty folder that no process may enter over ``folder``, if there is one."""
+    """Puts an empty folder that no process may enter over ``folder``, if there is one."""
     if os.path.isdir(folder):
         flags = _RDONLY | _NOSUID | _NODEV | _NOEXEC
         _mount("none", folder, "tmpfs", flags, "size=4k,nr_inodes=1,mode=000")
 
 
 def keep_mounts() -> None:
-    """Have what happens to mounts in this namespace, and in copies of it, not be seen outside."""
+    """Hides what happens to mounts in this namespace, and in copies of it, from outside."""
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
 
 
 def bar_privileges() -> None:
-    """Have no program to come gain any privilege: not by setuid, nor by capabilities of its own.
-    This process keeps what it has."""
+    """Bars programs to come from any privilege, by setuid or by capabilities of their own. This
+    process keeps its privileges."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
     with contextlib.suppress(OSError):  # past the last one, or never had any
         for capability in range(64):
@@ -221,27 +224,27 @@ def bar_privileges() -> None:
 
 
 def renounce_privileges() -> None:
-    """Give up all capabilities, after ``bar_privileges``."""
+    """Gives up all capabilities, after ``bar_privileges``."""
     _check(_libc.capset(_NO_CAPABILITIES, bytes(24)), "capset")
 
 
 def keep_to_itself() -> None:
-    """Keep processes without privileges from tracing this one and from reading its memory, also
-    where there is no Landlock."""
+    """Keeps processes without privileges from tracing this one and from reading its memory, even
+    without Landlock."""
     _prctl(_SET_DUMPABLE, 0)
 
 
 def landlock_abi() -> int:
-    """The version of Landlock that runs here; 0 for none."""
+    """Returns the version of Landlock that runs here; 0 for none."""
     return max(_syscall(_SYS_CREATE_RULESET, 0, 0, 1), 0)
 
 
 def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str]) -> int:
-    """A ruleset, as a file descriptor, for ``landlock_restrict``.
+    """Returns a ruleset, as a file descriptor, for ``landlock_restrict``.
 
     Everything below ``writable`` may be written, everything below ``readable`` read and run,
-    whatever is mounted there later. TCP is denied from ABI 4 on, signals and abstract sockets to
-    the outside from ABI 6 on. A path that does not exist is an error.
+    whatever is mounted there later. From ABI 4 on it denies TCP; from ABI 6 on, signals and
+    abstract sockets to the outside. A missing path is an error.
     """
     # Rights came in order of their bits: 13, then one more each with ABI 2, 3 and 5.
     handled = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
@@ -269,13 +272,13 @@ def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str]) -> int
 
 
 def landlock_restrict(ruleset: int) -> None:
-    """Bind this process and its descendants to a ruleset, for good."""
+    """Binds this process and its descendants to a ruleset, for good."""
     _check(_syscall(_SYS_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
 
 
 def seccomp_filter() -> bytes:
-    """The filter of a sandbox's programs (deploy/seccomp/policy.py); b"" where there is none for
-    this machine, or the kernel takes none."""
+    """Returns the filter of a sandbox's programs (deploy/seccomp/policy.py); b"" if this machine
+    has none, or the kernel takes none."""
     try:
         _prctl(_GET_SECCOMP, 0)
         with open(_FILTER, "rb") as file:
@@ -285,7 +288,8 @@ def seccomp_filter() -> bytes:
 
 
 def seccomp_restrict(filter_: bytes) -> None:
-    """Bind this process and its descendants to a filter, for good. It must have given up setuid."""
+    """Binds this process and its descendants to a filter, for good. It must have given up
+    setuid."""
     program = ctypes.create_string_buffer(filter_, len(filter_))
     header = struct.pack("@HP", len(filter_) // 8, ctypes.addressof(program))
     zero = ctypes.c_ulong(0)

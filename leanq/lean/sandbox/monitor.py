@@ -1,6 +1,6 @@
-"""What the inner supervisor does: it keeps one program at a time within its limits.
+"""The inner supervisor: keeps one program at a time within its limits.
 
-See :mod:`leanq.lean.sandbox.supervisor`, which has the messages.
+See :mod:`leanq.lean.sandbox.supervisor` for the messages.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from leanq.lean.sandbox.scratch import Scratch
 from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes
 from leanq.lean.sandbox.walls import Walls
 
-MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
+MESSAGE_BYTES = 1 << 18  # above a socket buffer's default, so nothing is cut
 
-# Between two samples passes no more time than one thread takes to break a limit, by CPU time or by
-# the quickest growth of memory; and at least this, as each costs the machine some 0.3 ms.
+# The time between two samples. One thread cannot break a limit sooner, by CPU time or by the
+# quickest growth of memory; each sample costs the machine some 0.3 ms.
 _CLOSE_LOOK_S = 0.025
 _GROWTH_BYTES_PER_S = 4 << 30
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot run
-_RESOURCES = 16  # that Linux knows limits of
+_RESOURCES = 16  # the limits that Linux knows
 _STATUS = struct.Struct("=i")
 _HELD = b"held"
 _DESCRIPTORS = (1 << 31) - 1
 _RESERVED_FDS = 64  # above those of a program, which came last
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the worker decides
 _DEFAULT = (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
 
 
 def _reap(statuses: dict[int, int]) -> bool:
-    """Note the wait status of each child that has ended; False once there is no child at all."""
+    """Notes the wait status of each ended child; returns False if there is no child at all."""
     try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -53,7 +53,7 @@ def _reap(statuses: dict[int, int]) -> bool:
 
 
 def end_all(statuses: dict[int, int]) -> None:
-    """Kill and reap every process below this one."""
+    """Kills and reaps every process below this one."""
     while _reap(statuses):
         for pid in [-1] if os.getpid() == 1 else descendants():
             with contextlib.suppress(ProcessLookupError):
@@ -73,11 +73,11 @@ class Monitor:
         nice: int,
         go_on: Callable[[Sequence[str]], NoReturn] | None = None,
     ) -> None:
-        """``go_on`` is what a program becomes that is forked from this process, instead of being
-        started with its arguments, which it is given. There have to be pid namespaces for that."""
+        """``go_on`` turns a fork of this process into the program, with the program's arguments,
+        instead of an exec. It needs pid namespaces."""
         self._channel = channel
         self._go_on = go_on
-        # What a fork shares with this process is not the program's.
+        # Memory that a fork shares with this process is not the program's.
         self._shared_bytes = own_memory_bytes() if go_on else 0
         self._walls = walls
         self._scratch = scratch
@@ -89,7 +89,7 @@ class Monitor:
         self._program = 0  # pid of the program or its holder; 0 while nothing runs
 
     def serve(self, fatal: Iterable[int]) -> None:
-        """Obey until the worker closes the socket, or one of the ``fatal`` pidfds reports."""
+        """Obeys until the worker closes the socket, or one of the ``fatal`` pidfds reports."""
         self._poll = select.poll()
         for fd in (self._channel.fileno(), *fatal):
             self._poll.register(fd, select.POLLIN)
@@ -109,7 +109,7 @@ class Monitor:
                 self._look()
 
     def _obey(self) -> bool:
-        """Carry out one order; False when the worker has gone."""
+        """Carries out one order; returns False if the worker has gone."""
         try:
             packet, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 3)
         except OSError:
@@ -137,7 +137,7 @@ class Monitor:
         self._statuses.clear()
         limits = order["limits"]
         try:
-            # One that waits for its input could write before its limits have come.
+            # A program that waits for its input could write before its limits have come.
             self._scratch.open(limits["scratch_bytes"] if limits else math.inf)
             self._group.begin()
             self._program, self._report = self._fork(order, fds)
@@ -174,14 +174,14 @@ class Monitor:
         self._look_at = self._started + self._pause_s()
 
     def _pause_s(self) -> float:
-        """How long to the next sample."""
+        """Returns the time to the next sample."""
         cpu_s = self._cpu_end_s - self._usage.cpu_s
         memory_s = (self._memory_bytes - self._usage.memory_bytes) / _GROWTH_BYTES_PER_S
         return max(min(cpu_s, memory_s, self._look_s), _CLOSE_LOOK_S)
 
     def _renew(self, limits: dict[str, Any], *, held_bytes: int) -> float:
-        """Count afresh, against new limits; the CPU seconds spent until now. What it holds already
-        is no part of its memory's limit. To be called after a sample."""
+        """Counts afresh, against new limits; returns the CPU seconds spent until now. Memory that
+        it holds already does not count against its limit. Call it after a sample."""
         spent_s = self._usage.cpu_s - self._cpu_base_s
         self._cpu_base_s = self._usage.cpu_s
         self._limit(limits, held_bytes=held_bytes)
@@ -192,7 +192,7 @@ class Monitor:
         return spent_s
 
     def _look(self) -> None:
-        """Take a sample if it is time, and end the program when a limit is broken."""
+        """Takes a sample if it is time, and ends the program if it breaks a limit."""
         now = time.monotonic()
         if now >= self._wall_end:
             self._finish("wall")
@@ -215,13 +215,13 @@ class Monitor:
         self._look_at = now + self._pause_s()
 
     def _disk_bytes(self) -> float:
-        """What the scratch folder takes, where that is limited."""
+        """Returns the space that the scratch folder takes, if that is limited."""
         if math.isinf(self._scratch_bytes):
             return 0.0
         return self._scratch.used_bytes(self._scratch_bytes)
 
     def _finish(self, stopped: str | None) -> None:
-        """End what is left of the program and report. Its status is the main process's."""
+        """Ends the rest of the program and reports. Its status is the main process's."""
         if stopped and self._limited:
             self._usage.sample()
         end_all(self._statuses)
@@ -229,13 +229,13 @@ class Monitor:
         os.close(self._pidfd)
         status = os.waitstatus_to_exitcode(self._status())
         self._program = 0
-        # Where no filter refuses it, any process of this user can do that. The request whose
-        # program did it has to fail, not the next one.
+        # Without a filter, any process of this user can do that. The request whose program did it
+        # has to fail, not the next one.
         if _own_state() != self._own_state:
             raise OSError("the program has changed the limits or the scheduling of its supervisor")
         self._usage.conclude()
         if stopped is None and self._limited and self._usage.cpu_s > self._cpu_end_s:
-            stopped = "cpu"  # or it would depend on when the last sample was taken
+            stopped = "cpu"  # or it would depend on the time of the last sample
         if stopped is None and self._limited and self._group.has_killed():
             stopped = "memory"
         written_bytes = self._disk_bytes() if self._limited else 0.0
@@ -261,7 +261,7 @@ class Monitor:
         self._scratch.close()
 
     def _status(self) -> int:
-        """The wait status of the program, which has ended."""
+        """Returns the wait status of the program, which has ended."""
         with open(self._report, "rb") as report:
             told = report.read()
         if not self._walls.own_pids:
@@ -269,7 +269,7 @@ class Monitor:
         return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
     def _mains(self) -> Iterator[int]:
-        """The program's main process, while it is there."""
+        """Returns the program's main process, while it is there."""
         if not self._walls.own_pids:
             yield self._program
             return
@@ -278,11 +278,13 @@ class Monitor:
                 yield pid
 
     def _is_dying(self) -> bool:
-        """Whether a program that has not ended for its pidfd is no more, but for some threads."""
+        """Returns whether only threads are left of a program whose pidfd does not report its
+        end."""
         return all(_stat(pid)[:1] in ([], [b"Z"], [b"X"]) for pid in self._mains())
 
     def _fork(self, order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
-        """Start the program behind its walls; its pid or its holder's, and what that reports by."""
+        """Starts the program behind its walls; returns its pid or its holder's, and its channel for
+        reports."""
         reports, report = os.pipe2(os.O_CLOEXEC)
         try:
             pid = self._walls.fork()
@@ -293,7 +295,7 @@ class Monitor:
             raise
         finally:
             os.close(report)
-        # It ends when the program has taken over, or says so when the holder has started it.
+        # It ends when the program has taken over, or when the holder says that it has started it.
         text = os.read(reports, len(_HELD))
         if text not in (b"", _HELD):
             with open(reports, "rb") as file:
@@ -301,7 +303,7 @@ class Monitor:
         return pid, reports
 
     def _become(self, order: dict[str, Any], fds: list[int], report: int) -> NoReturn:
-        """Turn this fork into the program, or its holder. All descriptors but 0 to 2 close."""
+        """Turns this fork into the program, or its holder. All descriptors but 0 to 2 close."""
         argv = order["argv"]
         try:
             if self._nice:
@@ -331,8 +333,8 @@ class Monitor:
         os._exit(127)
 
     def _hold(self, argv: list[str], env: dict[str, str], fds: list[int], report: int) -> NoReturn:
-        """Start the program and wait for its end, as the first process of its namespace, from
-        which no signal reaches it."""
+        """Starts the program and waits for its end, as the first process of its namespace. No
+        signal from the program reaches it."""
         if self._go_on is None:
             program = os.posix_spawn(
                 argv[0],
@@ -361,9 +363,9 @@ class Monitor:
 def _keep_only(fds: Sequence[int], report: int) -> None:
     """Makes these the standard streams, and closes all other descriptors but ``report``.
 
-    Lean's own ones are closed too, which all forks would share. To be called before the fork: libuv
-    makes a pipe in each fork, and closes it by its number in the next, such as that of a program
-    which Lean starts. So that pipe has to stay.
+    It closes Lean's own ones too, which all forks would share. Call it before the fork: libuv makes
+    a pipe in each fork, and the next fork closes that number, even if it belongs to a program that
+    Lean starts. So that pipe has to stay.
     """
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
@@ -372,7 +374,7 @@ def _keep_only(fds: Sequence[int], report: int) -> None:
 
 
 def _be_program(env: dict[str, str]) -> None:
-    """Makes this process what a program finds itself as that is started here."""
+    """Makes this process what a program finds itself as when it is started here."""
     os.setsid()
     for signum in _DEFAULT:
         signal.signal(signum, signal.SIG_DFL)
@@ -393,14 +395,14 @@ def _cannot_start(program: str, error: OSError | ValueError) -> str:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; empty once it is gone."""
+    """Returns the fields of /proc/PID/stat from the state on; empty once it is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b") ")[2].split()
     return []
 
 
 def _own_state() -> list[object]:
-    """What a program could change of its supervisor, and of the programs to come with it."""
+    """Returns what a program could change of its supervisor, and of later programs with it."""
     limits: list[object] = [resource.getrlimit(limit) for limit in range(_RESOURCES)]
     scheduling = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
     return [*limits, *scheduling, os.sched_getaffinity(0)]

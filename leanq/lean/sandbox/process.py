@@ -14,17 +14,17 @@ from leanq.queue.metrics import count
 
 _CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16  # of a long-lived program's standard error
-_KILL_TIMEOUT_S = 30.0  # for a program to be gone after it was killed
+_KILL_TIMEOUT_S = 30.0  # for a killed program to be gone
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use.
+    """The limits of a program.
 
     ``cpu_s`` and ``memory_bytes`` are for the program and all its descendants together, measured
-    after 25 ms to ``look_s`` (see ``leanq.lean.sandbox.usage``); so is ``scratch_bytes``, the disk
-    space that its scratch folder takes. ``output_bytes`` is for what stands unread of both outputs
-    together, of standard output alone where standard error is kept as a tail.
+    every 25 ms to ``look_s`` (see ``leanq.lean.sandbox.usage``). So is ``scratch_bytes``, the disk
+    space of its scratch folder. ``output_bytes`` limits the unread bytes of both outputs together;
+    of standard output alone if standard error is kept as a tail.
     """
 
     cpu_s: float
@@ -35,20 +35,20 @@ class Limits:
     scratch_bytes: float = math.inf
 
     def measured(self) -> dict[str, float]:
-        """Those that the supervisor enforces; it does not see the output."""
+        """Returns the limits that the supervisor enforces; it does not see the output."""
         names = ("cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a program ended and what it used, its descendants included.
+    """How a program ended, and what it and its descendants used.
 
     One of ``code`` and ``signal`` is None. ``stopped`` says why leanq ended it: a limit, or
-    ``killed`` when it was not wanted any more; None when it ended by itself. ``cpu_s`` counts from
-    its start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample,
-    0 for a program that was over within a tenth of a second; ``scratch_bytes`` what its scratch
-    folder took last.
+    ``killed`` if it was not wanted any more; None if it ended by itself. ``cpu_s`` counts from its
+    start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample, 0
+    for a program that ended within a tenth of a second. ``scratch_bytes`` is the last size of its
+    scratch folder.
     """
 
     code: int | None
@@ -62,8 +62,8 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a program has used, its descendants included: CPU time since its limits were set before,
-    and the memory that it holds now."""
+    """The CPU time of a program and its descendants since its limits were set before, and the
+    memory that they hold now."""
 
     cpu_s: float
     memory_bytes: int
@@ -71,7 +71,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A program's end with all that it wrote, at most ``output_bytes`` together."""
+    """A program's end with its whole output, at most ``output_bytes`` together."""
 
     exit: Exit
     stdout: bytes
@@ -96,7 +96,7 @@ class Process:
         tell: Callable[[Mapping[str, Any]], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """Take over our ends of the ``pipes`` to its standard input, output and error.
+        """Takes over our ends of the ``pipes`` to its standard input, output and error.
 
         With ``tail``, only the last 64 KiB of standard error are kept. ``tell`` sends an order
         to the supervisor, ``give_up`` abandons it.
@@ -123,26 +123,27 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether the program and all its descendants have ended."""
+        """True once the program and all its descendants have ended."""
         return self._exit.done()
 
     @property
     def stderr_tail(self) -> bytes:
-        """The last 64 KiB that it wrote to standard error, or less."""
+        """Returns the last 64 KiB that it wrote to standard error, or less."""
         return bytes(self._stderr[-_TAIL_BYTES:])
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` to its standard input. What it does not read is lost with it."""
+        """Sends ``data`` to its standard input. Unread data is lost with it."""
         self._unwritten += data
         self._flush()
 
     def write_eof(self) -> None:
-        """Close its standard input once everything is written."""
+        """Closes its standard input once everything is written."""
         self._eof = True
         self._flush()
 
     async def read(self, n: int = _CHUNK_BYTES) -> bytes:
-        """The next 1 to ``n`` bytes of its standard output; b"" at the end. One at a time."""
+        """Returns the next 1 to ``n`` bytes of its standard output; b"" at the end. One at a
+        time."""
         while not self._stdout and self._stdout_fd in self._outputs:
             self._fresh.clear()
             await self._fresh.wait()
@@ -151,7 +152,7 @@ class Process:
         return chunk
 
     def discard(self) -> bytes:
-        """Take all that it has printed until now, without waiting."""
+        """Returns all that it has printed until now, without waiting."""
         while self._pump(self._stdout_fd):
             pass
         printed = bytes(self._stdout)
@@ -159,9 +160,8 @@ class Process:
         return printed
 
     async def renew(self, limits: Limits) -> Usage:
-        """Count CPU and wall time afresh from now against new limits, and memory above what it
-        holds now; what it has used until now. One at a time. SandboxError: the program has ended.
-        """
+        """Counts CPU and wall time afresh against new limits, and memory above its present memory;
+        returns its usage until now. One at a time. Raises SandboxError if the program has ended."""
         if self.ended:
             raise SandboxError("the program has ended")
         self._output_bytes = limits.output_bytes
@@ -170,7 +170,7 @@ class Process:
         return await self._renewed
 
     def feed(self, data: bytes, limits: Limits | None = None) -> None:
-        """Send all of its standard input, and count against these limits from now on."""
+        """Sends all of its standard input, and counts against these limits from now on."""
         if limits is not None:
             self._output_bytes = limits.output_bytes
             self._tell({"limit": limits.measured()})
@@ -178,7 +178,7 @@ class Process:
         self.write_eof()
 
     async def kill(self) -> Exit:
-        """End the program and all its descendants. Not even a cancellation leaves earlier.
+        """Ends the program and all its descendants. Even a cancellation waits until then.
 
         SandboxError: the supervisor has died, or did not answer for 30 s and was given up.
         """
@@ -197,22 +197,23 @@ class Process:
         return self._exit.result()
 
     async def wait(self) -> Exit:
-        """Wait for the end. SandboxError: the supervisor has died, and the program with it."""
+        """Waits for the end. Raises SandboxError if the supervisor has died, and the program with
+        it."""
         await asyncio.wait([self._exit])
         return self._exit.result()
 
     async def started(self) -> None:
-        """Wait until the program runs. SandboxError: it could not be started."""
+        """Waits until the program runs. Raises SandboxError if it could not be started."""
         await self._started.wait()
         if self.ended and (failure := self._exit.exception()):
             raise failure
 
     async def finished(self) -> Finished:
-        """Wait for the end and take all that was not read. Errors as in :meth:`wait`."""
+        """Waits for the end and returns all unread output. Errors as in :meth:`wait`."""
         exit_ = await self.wait()
         return Finished(exit_, bytes(self._stdout), bytes(self._stderr))
 
-    # What the sandbox hears from the supervisor.
+    # The sandbox calls these with the supervisor's words.
 
     def on_started(self) -> None:
         self._started.set()
@@ -222,7 +223,7 @@ class Process:
             self._renewed.set_result(used)
 
     def on_end(self, end: Exit | SandboxError, *, limited: bool = False) -> None:
-        """All is over: what stands in the pipes now is all that will ever be there."""
+        """All is over: the pipes hold all that will ever be there."""
         self.was_limited = limited
         for fd in list(self._outputs):
             while self._pump(fd):
@@ -261,7 +262,7 @@ class Process:
             os.close(self._stdin_fd)
 
     def _pump(self, fd: int) -> bool:
-        """Take a chunk from an output pipe; whether there may be more."""
+        """Takes a chunk from an output pipe; returns whether there may be more."""
         if fd not in self._outputs:
             return False
         try:
@@ -293,7 +294,7 @@ class Process:
 
 
 def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
-    """Why it did not end by itself; empty where it did, if only with an exit code."""
+    """Returns why it did not end by itself; empty if it did, even with an exit code."""
     if isinstance(end, SandboxError):
         return "supervisor"
     if overflowed and end.stopped is None:

@@ -1,26 +1,26 @@
-"""Programs that are not ours, one at a time in each sandbox, under limits.
+"""Runs untrusted programs, one at a time in each sandbox, under limits.
 
 A :class:`Sandbox` is a slot's place to run Lean: a scratch folder, and a *supervisor* process
-(``leanq.lean.sandbox.supervisor``) that starts a program, measures it with all its descendants, and
-ends them all when the program ends, breaks a limit, is no longer wanted, or when the worker dies,
-by SIGKILL too. How the program is isolated depends on the machine, see
+(``leanq.lean.sandbox.supervisor``). The supervisor starts a program and measures it with all its
+descendants. It ends them all when the program ends, breaks a limit, is no longer wanted, or when
+the worker dies, even by SIGKILL. The machine decides how the program is isolated, see
 :attr:`Sandbox.isolation`:
 
-- ``pid-ns``: nothing escapes its end, whatever it does. Without it, see
+- ``pid-ns``: no process outlives its end, whatever it does. Without it, see
   ``leanq.lean.sandbox.supervisor``.
 - ``net-ns``: no network, not even this machine's own. Without it UDP is open, and TCP as well
   below ``landlock-4``.
 - ``ipc-ns``: System V's shared memory and its kin end with each run.
-- ``mount-ns``, ``root``, ``read-only``: it sees the system's programs and libraries, what is
-  ``readable``, and a scratch folder in memory that is new with each run; ``hidden`` folders are
-  empty. Nothing but the scratch folder can be changed, its permissions included.
-- ``landlock-N``: it reads only the system's folders and what is ``readable``, writes only to its
+- ``mount-ns``, ``root``, ``read-only``: it sees the system's programs and libraries, the
+  ``readable`` paths, and a scratch folder in memory that is new with each run; ``hidden`` folders
+  are empty. Nothing but the scratch folder can be changed, its permissions included.
+- ``landlock-N``: it reads only the system's folders and the ``readable`` paths, writes only to its
   scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
 - ``seccomp``: of system calls, it makes only those of ``deploy/seccomp/policy.py``: no sockets, no
   shared memory, no memory that no process shows, nothing done to other processes.
 - ``cgroup``: the kernel counts its memory as well; see :mod:`leanq.lean.sandbox.cgroup`.
 
-It never has privileges or capabilities, and its environment and descriptors are the given ones.
+It never has privileges or capabilities. Its environment and descriptors are exactly the given ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
 _SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
 # To let go of a folder in memory takes the kernel 5 µs and more for each file in it.
 _FILES_AT_ONCE = 1000
-_UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
+_UNASKED_BYTES = 1 << 16  # the most output of a prepared program before its input
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _BOOT = """
@@ -65,7 +65,7 @@ __import__(sys.argv[2], fromlist=["main"]).main()
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What a program is started with; two that are equal do the same with the same input."""
+    """The start of a program; two that are equal do the same with the same input."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -78,12 +78,12 @@ class Sandbox:
     scratch: Path
     """Where a program finds its private folder, the only place that it may write to."""
     left: Path
-    """The same folder for the worker: what the last program that ended, or the one that
-    :meth:`start` has started, left or leaves there. It is there until the next one or ``clear``."""
+    """The same folder for the worker: the files of the last program that ended, or of the one that
+    :meth:`start` started. They stay until the next program or ``clear``."""
     inbox: Path | None
     """A private folder that a program may read and not write to. ``close`` removes it."""
     isolation: tuple[str, ...]
-    """What isolates a program here, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
+    """The walls of a program here, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
     alive: bool
     """False once the supervisor has died or the sandbox was closed: open another."""
 
@@ -125,14 +125,14 @@ class Sandbox:
         inbox_root: Path | None = None,
         start: Starter | None = None,
     ) -> Sandbox:
-        """Start a supervisor, in some 100 ms.
+        """Starts a supervisor, in some 100 ms.
 
-        ``readable`` are files and folders that programs may read and run besides the system's
-        own, by links as well; each must exist. ``hidden`` are folders that are covered where there
-        is a mount namespace, and only if they exist by now. ``namespaces=False`` stands for a
-        machine that refuses them. The scratch folder is made in ``scratch_root``, or where
-        temporary files go; with an ``inbox_root``, which must exist, there is an inbox in it.
-        ``start`` starts the supervisor, where that is not to be a process of its own.
+        ``readable`` are files and folders that programs may read and run besides the system's own,
+        by links as well; each must exist. ``hidden`` are folders that are covered if there is a
+        mount namespace, and only if they exist by now. ``namespaces=False`` stands for a machine
+        that refuses them. The scratch folder is made in ``scratch_root``, or in the folder for
+        temporary files. With an ``inbox_root``, which must exist, there is an inbox in it.
+        ``start`` starts the supervisor, if it is not to be a process of its own.
         """
         if sys.platform != "linux":
             raise SandboxError("the sandbox needs Linux")
@@ -152,7 +152,7 @@ class Sandbox:
             group = cgroup.make()
             hello = {
                 "folders": [str(folder) for folder in folders],
-                # Both ends of a link: programs name it, and the kernel opens what it leads to.
+                # Both ends of a link: programs name the link, and the kernel opens its target.
                 "readable": _both_ends((*readable, *folders[1:])),
                 "hidden": _both_ends(hidden),
                 "nice": nice,
@@ -183,10 +183,10 @@ class Sandbox:
     async def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, limits: Limits
     ) -> Process:
-        """Start a program that is spoken to while it runs.
+        """Starts a program that is spoken to while it runs.
 
-        ``argv[0]`` is a path. Its environment is ``env`` and nothing else. SandboxError: it
-        cannot be started, or another one still runs, or the supervisor has died.
+        ``argv[0]`` is a path. Its environment is ``env`` and nothing else. Raises SandboxError if
+        it cannot be started, another one still runs, or the supervisor has died.
         """
         await self._dismiss()
         process = self._launch(_Program(tuple(argv), env, cwd), limits, dialogue=True)
@@ -199,11 +199,11 @@ class Sandbox:
         return process
 
     def prepare(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
-        """Start a program ahead of its input, should :meth:`run` be asked for just this one.
+        """Starts a program ahead of its input, in case :meth:`run` is asked for just this one.
 
-        It must be one to trust until it has read its input: it has no limits as long as it waits,
-        and what it spends on its start is no part of the limits to come. It serves one ``run`` at
-        most, and is ended by one of another program. SandboxError: as in :meth:`start`.
+        It must be trusted until it has read its input: it has no limits as long as it waits, and
+        its start does not count against the limits to come. It serves one ``run`` at most, and a
+        ``run`` of another program ends it. Raises SandboxError as :meth:`start`.
         """
         program = _Program(tuple(argv), dict(env), cwd)
         self._launch(program, None)
@@ -218,10 +218,10 @@ class Sandbox:
         limits: Limits,
         stdin: bytes = b"",
     ) -> Finished:
-        """Start a program, feed it, and wait for its end. Errors as in :meth:`start`.
+        """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`.
 
-        When the awaiting task is cancelled, the program has ended before the cancellation goes
-        on, and the sandbox can be used again.
+        When the awaiting task is cancelled, the program ends before the cancellation goes on, and
+        the sandbox can be used again.
         """
         program = _Program(tuple(argv), env, cwd)
         spare = self._take_prepared(program)
@@ -230,22 +230,23 @@ class Sandbox:
             finished = await self._finished(spare)
             if spare.was_limited:
                 return finished
-            # It had died by then, of whatever: that tells nothing of the input.
+            # It died before, of whatever cause, which tells nothing of the input.
         await self._dismiss()
         process = self._launch(program, limits)
         process.feed(stdin)
         return await self._finished(process)
 
     def clear(self) -> None:
-        """Empty its folders. No program may be running, but for a prepared one."""
+        """Empties its folders. No program may be running, except a prepared one."""
         self._leave(-1)
         for folder in self._folders:
-            # Its supervisor removes it where it ends, of which this loop may not have heard yet.
+            # Its supervisor removes it at its end, and this loop may not have heard of that yet.
             with contextlib.suppress(FileNotFoundError):
                 empty(str(folder))
 
     async def close(self) -> None:
-        """End what runs, the supervisor, the scratch folder. A cancellation waits until then."""
+        """Ends the program, the supervisor and the scratch folder. A cancellation waits until
+        then."""
         await to_its_end(self._close())
 
     async def _close(self) -> None:
@@ -256,7 +257,7 @@ class Sandbox:
         finally:
             cgroup.remove(self._group)
             for folder in self._folders:
-                # Which is still there where the supervisor was killed before it could remove it.
+                # It is still there if the supervisor was killed before it could remove it.
                 with contextlib.suppress(FileNotFoundError):
                     empty(str(folder))
                     folder.rmdir()
@@ -271,7 +272,7 @@ class Sandbox:
         return [self._disk, *([self.inbox] if self.inbox else [])]
 
     def _leave(self, fd: int) -> None:
-        """Take over a scratch folder in memory, and let go of the one before."""
+        """Takes over a scratch folder in memory, and lets go of the one before."""
         if self._left_fd >= 0:
             held = os.fstatvfs(self._left_fd)
             if held.f_files - held.f_ffree < _FILES_AT_ONCE:
@@ -285,7 +286,7 @@ class Sandbox:
     def _launch(
         self, program: _Program, limits: Limits | None, *, dialogue: bool = False
     ) -> Process:
-        """Have the supervisor start a program; without limits, it has none until they are set."""
+        """Has the supervisor start a program; without limits, it has none until they are set."""
         if not self.alive:
             raise SandboxError("the supervisor of this sandbox has died")
         if self._process is not None and not self._process.ended:
@@ -312,21 +313,21 @@ class Sandbox:
         return process
 
     def _take_prepared(self, program: _Program) -> Process | None:
-        """What was prepared, if it is this program and waits."""
+        """Returns the prepared program, if it is this one and waits."""
         if self._prepared != program or self._process is None or self._process.ended:
             return None
         self._prepared = None
         return self._process
 
     async def _dismiss(self) -> None:
-        """End what was prepared for nothing."""
+        """Ends a program that was prepared for nothing."""
         if self._prepared is not None and self._process is not None:
             self._prepared = None
             with contextlib.suppress(SandboxError):
                 await self._process.kill()
 
     async def _finished(self, process: Process) -> Finished:
-        """Its end, which a cancellation brings about."""
+        """Returns its end; a cancellation brings it about."""
         try:
             return await process.finished()
         except asyncio.CancelledError:
@@ -368,7 +369,7 @@ class Sandbox:
                 self._give_up("the supervisor of this sandbox has died")
 
     def _give_up(self, reason: str) -> None:
-        """Close the socket, upon which the supervisor ends everything."""
+        """Closes the socket, upon which the supervisor ends everything."""
         if not self.alive:
             return
         self.alive = False
@@ -387,7 +388,7 @@ class Supervisor:
 
     Args:
         pidfd: tells when it has ended.
-        process: the same, where it is a child of this process.
+        process: the same, if it is a child of this process.
     """
 
     def __init__(self, pidfd: int, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -397,27 +398,27 @@ class Supervisor:
 
     @property
     def pid(self) -> int:
-        """Its process id here; ProcessLookupError once it has ended."""
+        """Its process id here; raises ProcessLookupError once it has ended."""
         try:
             with open(f"/proc/self/fdinfo/{self._pidfd}") as file:
                 found = int(next(line for line in file if line.startswith("Pid:")).split()[1])
         except FileNotFoundError:
             found = -1
-        # To a signal, -1 is every process of this machine.
+        # To a signal, -1 means every process of this machine.
         if found <= 0:
             raise ProcessLookupError("the supervisor has ended")
         return found
 
     def kill(self) -> None:
-        """Ends it at once, and with it whatever it keeps."""
+        """Ends it at once, and all that it keeps."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Waits for its end, for 30 s at most: then it is killed."""
+        """Waits for its end, for 30 s at most; then kills it."""
         if self._pidfd < 0:
             return
-        if self._over is not None:  # another task ends it: one reader is all that a number has
+        if self._over is not None:  # another task ends it: a number has one reader
             await self._over.wait()
             return
         self._over = asyncio.Event()
@@ -438,7 +439,7 @@ class Supervisor:
             self._over.set()
 
 
-# Gives a supervisor the other end of a socket, in which its first message stands.
+# Gives a supervisor the other end of a socket that holds its first message.
 Starter = Callable[[socket.socket], Awaitable[Supervisor]]
 
 
@@ -477,21 +478,21 @@ async def _started(hello: Mapping[str, Any], start: Starter) -> tuple[socket.soc
 
 
 def bare_python(module: str) -> list[str]:
-    """The command of a Python that calls a module's ``main``, in a package ``leanq`` that holds
-    nothing yet: none of the worker's own modules."""
+    """Returns the command of a Python that calls a module's ``main``. Its package ``leanq`` is
+    empty at first, without the worker's own modules."""
     return [python_program(), "-I", "-S", "-c", _BOOT, str(PACKAGE), module]
 
 
 def python_program() -> str:
-    """This Python, at a path that is the same in a sandbox's root, where a folder that is left
-    again by ``..`` may not be. The name itself may be a link, by which a virtual environment is
-    told."""
+    """Returns this Python at a path that also exists in a sandbox's root. A folder that is left
+    again by ``..`` may be missing there. The name itself may be a link, by which a virtual
+    environment is told."""
     program = Path(sys.executable)
     return str(program.parent.resolve() / program.name)
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Pipes for standard input, output and error: our ends, and the program's."""
+    """Returns pipes for standard input, output and error: our ends, and the program's."""
     pipes: list[tuple[int, int]] = []
     try:
         while len(pipes) < 3:
@@ -505,9 +506,9 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
 
 
 def probe() -> tuple[str, ...]:
-    """What isolates a program here, as in :attr:`Sandbox.isolation`; takes some 100 ms.
+    """Returns the walls of a program here, as :attr:`Sandbox.isolation`; takes some 100 ms.
 
-    Not for use inside an event loop. SandboxError: there can be no sandbox here.
+    Not for use inside an event loop. Raises SandboxError if there can be no sandbox here.
     """
 
     async def ask() -> tuple[str, ...]:

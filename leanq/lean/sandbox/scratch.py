@@ -1,8 +1,7 @@
-"""The folder that a program may write to: in memory and of a size, or on a disk and measured.
+"""The folder that a program may write to: in memory with a size, or measured on a disk.
 
-In memory it is apart from the program's memory limit, and what it maps of it does not count there
-either: so a request means the same on a machine where the folder is on a disk. Each run begins with
-an empty one.
+In memory it does not count against the program's memory limit, nor do its mapped files. So a
+request means the same on a machine with the folder on a disk. Each run begins with an empty one.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import stat
 
 from leanq.lean.sandbox import isolation
 
-# What has more than it may must be found to have: so there is a little more room than that.
+# It has a little more room, so that an excess can be seen.
 _SPARE_BYTES = 4 << 20
-_FILE_BYTES = 4096  # what each file counts as, at least
+_FILE_BYTES = 4096  # the least that each file counts as
 _FULL_BYTES = 1 << 20  # a disk with less is full
 
 
 class Scratch:
-    """The scratch folder of one sandbox. For its supervisor.
+    """The scratch folder of one sandbox, for its supervisor.
 
     Attributes:
         path: where programs find it.
-        fds: for a folder in memory, while a program has it, a descriptor by which its files can be
-            reached from anywhere, for as long as it is open.
+        fds: for a folder in memory, while a program has it: a descriptor that reaches its files
+            from anywhere, for as long as it is open.
     """
 
     def __init__(self, path: str, *, in_memory: bool) -> None:
@@ -36,7 +35,7 @@ class Scratch:
         self._in_memory = in_memory
 
     def open(self, size_bytes: float) -> None:
-        """Make it ready for the next program. OSError: it cannot be had."""
+        """Makes it ready for the next program; raises OSError if it cannot."""
         if not self._in_memory:
             empty(self.path)
             return
@@ -44,20 +43,21 @@ class Scratch:
         self.fds.append(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def resize(self, size_bytes: float) -> None:
-        """Give it another size, while a program has it; the one it has, where that is infinite."""
-        # Smaller than its content is refused; what holds too much already is found so.
+        """Gives it another size while a program has it; an infinite one leaves its size."""
+        # A size below its content is refused; a folder that holds too much already is found so.
         with contextlib.suppress(OSError):
             if self._in_memory and math.isfinite(size_bytes):
                 isolation.resize_memory(self.path, size_bytes + _SPARE_BYTES)
 
     def close(self) -> None:
-        """Leave a folder in memory to those who have it open."""
+        """Leaves a folder in memory to those who have it open."""
         while self.fds:
             os.close(self.fds.pop())
             isolation.unmount(self.path)
 
     def used_bytes(self, most_bytes: float) -> float:
-        """What its files take, each 4 KiB at least; not counted on above ``most_bytes``."""
+        """Returns the space of its files, each at least 4 KiB; stops counting above
+        ``most_bytes``."""
         if not self._in_memory:
             return disk_bytes(self.path, most_bytes)
         held = os.fstatvfs(self.fds[0])
@@ -65,7 +65,7 @@ class Scratch:
         return max((held.f_blocks - held.f_bfree) * held.f_frsize, files * _FILE_BYTES)
 
     def on_full_disk(self) -> bool:
-        """Whether it lies on a disk that has no more room, of whatever fills it."""
+        """Returns whether its disk has no more room, whatever fills it."""
         if self._in_memory:
             return False
         disk = os.statvfs(self.path)
@@ -74,7 +74,7 @@ class Scratch:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in ``folder``: no link is followed, unwritable folders do not hinder.
+    """Removes everything in ``folder``; follows no link, and unwritable folders do not hinder it.
 
     A program can nest folders deeper than any path or stack reaches, so each is first moved to
     the top. No other process may be at work in ``folder``.
@@ -101,11 +101,11 @@ def empty(folder: str) -> None:
 
 
 def disk_bytes(folder: str, most_bytes: float) -> float:
-    """The disk space that everything in a folder takes; not counted on above ``most_bytes``.
+    """Returns the disk space of everything in a folder; stops counting above ``most_bytes``.
 
-    Each file counts as 4 KiB at least, so that as many are looked at as space is allowed. What is
-    nested deeper than any path reaches counts as without end. Files that are open and have no name
-    any more are missed.
+    Each file counts as at least 4 KiB, so the allowed space bounds the files that are looked at.
+    Files nested deeper than any path reaches count as endless. Open files without a name are
+    missed.
     """
     total = 0
     folders = [folder]

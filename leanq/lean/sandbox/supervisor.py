@@ -10,8 +10,8 @@ It is two processes, so that either can go first::
 
 Inner ends everything when the worker closes the socket or dies, when outer dies, and after each
 program (``leanq.lean.sandbox.monitor``). It sleeps in ``poll`` while nothing runs, and wakes at
-once when a program ends. Where it is pid 1, each program comes with a *holder*, which is pid 1 of
-the program's own namespace and ends with it.
+once when a program ends. If it is pid 1, each program comes with a *holder*, which is pid 1 of the
+program's own namespace and ends with it.
 
 As pid 1 it is certain: the kernel kills a namespace with its pid 1, however that ended. Without
 a pid namespace, both are subreapers and look for descendants in /proc. That leaves two holes:
@@ -19,7 +19,7 @@ a SIGKILL of outer *and* inner in the same moment, and a program that forks fast
 Without Landlock's signal scope (ABI 6), such a program can also kill its supervisors itself.
 
 ``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
-package, and documents what is measured. Messages are JSON, one per packet::
+package, and documents the measurements. Messages are JSON, one per packet::
 
     worker → inner   {"folders", "readable", "hidden", "nice", "namespaces",
                       "cgroup"}   once
@@ -33,9 +33,9 @@ package, and documents what is measured. Messages are JSON, one per packet::
                          where that is in memory
 
 Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes"}. They are null for a
-program that is to wait for its input: until they come it is neither limited nor looked at, so that
-waiting costs nothing. What hardly any program needs is not told, since each message wakes a process
-that has lost its caches.
+program that is to wait for its input. Until limits come it is neither limited nor looked at, so
+that waiting costs nothing. Facts that hardly any program needs are not sent, since each message
+wakes a process that has lost its caches.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
 _LEAVING_MS = 1000  # for inner to end by itself: all that it would do, outer does as well
 REFUSED = 3  # exit status: the machine does not allow these namespaces
 
-# What does the work within the namespaces; its exit status.
+# Does the work within the namespaces; returns an exit status.
 Inner = Callable[[socket.socket, dict[str, Any], Sequence[str], Sequence[int]], int]
 
 
@@ -84,13 +84,13 @@ def keep_programs(
     *,
     go_on: Callable[[Sequence[str]], NoReturn] | None = None,
 ) -> int:
-    """What inner does: take the last steps inside, then keep programs; its exit status.
+    """Does inner's work: takes the last steps inside, then keeps programs; returns its exit status.
 
     ``go_on``: see :class:`leanq.lean.sandbox.monitor.Monitor`.
     """
     base = hello["folders"][0]
     scratch = _SCRATCH if "mount" in namespaces else base
-    # Which is out of sight behind the walls.
+    # Out of sight behind the walls.
     group = Cgroup(hello["cgroup"])
     if "user" in namespaces:
         isolation.forbid_user_namespaces()
@@ -113,7 +113,7 @@ def keep_programs(
         raise OSError("this kernel has neither pid namespaces for us nor /proc/PID/task/*/children")
     if not namespaces:
         isolation.renounce_privileges()
-    # What was made until here is for good: the forks of this process are many, and short.
+    # Objects made until here stay for good: this process has many short forks.
     gc.freeze()
     gc.disable()
     kinds = [*walls.report, *(["cgroup"] if hello["cgroup"] else [])]
@@ -130,8 +130,8 @@ def middle(
     namespaces: Sequence[str],
     fatal: Sequence[int],
 ) -> int:
-    """Enter the namespaces and leave inner in them, as a child of this process's parent, which
-    adopts orphans; the exit status of this process."""
+    """Enters the namespaces and leaves inner in them, as a child of this process's parent, which
+    adopts orphans. Returns the exit status of this process."""
     try:
         isolation.unshare([each for each in namespaces if each in BY_MIDDLE])
     except OSError:
@@ -149,8 +149,8 @@ def middle(
 
 
 def _watch(channel: socket.socket, worker: int) -> None:
-    """Waits for inner's end, and brings it about where inner does not see that the worker has gone,
-    as while it imports a library, or is stopped. ``worker``: its pidfd."""
+    """Waits for inner's end. Ends inner if it does not see that the worker has gone, as while it
+    imports a library, or is stopped. ``worker``: the worker's pidfd."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             found = file.read().split()
@@ -161,7 +161,7 @@ def _watch(channel: socket.socket, worker: int) -> None:
     except OSError:  # it has ended, or this kernel tells no children
         return
     poll = select.poll()
-    poll.register(channel.fileno(), 0)  # which tells nothing but that the other end is closed
+    poll.register(channel.fileno(), 0)  # it tells nothing but that the other end is closed
     for fd in (pidfd, worker):
         poll.register(fd, select.POLLIN)
     if pidfd not in {fd for fd, _ in poll.poll()}:
@@ -173,7 +173,7 @@ def _watch(channel: socket.socket, worker: int) -> None:
 
 
 def main(inner: Inner = keep_programs) -> None:
-    """The outer process. Its standard input is the socket to the worker."""
+    """Runs the outer process. Its standard input is the socket to the worker."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for signum in IGNORED:

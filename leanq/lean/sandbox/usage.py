@@ -1,4 +1,4 @@
-"""What a program with all its descendants uses: CPU time and memory. For the supervisor."""
+"""Measures a program with all its descendants: CPU time and memory. For the supervisor."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Lines of /proc/PID/status: a program names itself in the first, where it can put no newline.
+# Lines of /proc/PID/status: a program names itself in the first, and can put no newline there.
 _KINDS = (b"\nRssAnon:", b"\nVmSwap:", b"\nVmPTE:", b"\nHugetlbPages:")
-# What the pipes of one process can hold, once its user's share of larger ones is taken: two pages
-# behind each of as many descriptors as it may have (leanq.lean.sandbox.walls).
+# The content of one process's pipes once its user's share of larger ones is taken: two pages behind
+# each of as many descriptors as it may have (leanq.lean.sandbox.walls).
 _PIPES_KB = 64 * 8
-# What a sample may take that is not the program's own doing: of some ten processes.
+# The CPU time of a sample that is not the program's doing: one of some ten processes.
 _FREE_SAMPLE_S = 0.001
 
 
 def descendants() -> Iterator[int]:
-    """Every process below this one, older generations first where /proc must be walked.
+    """Yields every process below this one, older generations first if /proc must be walked.
 
     The pid 1 of a namespace sees nothing but its descendants in its /proc.
     """
@@ -39,19 +39,19 @@ def descendants() -> Iterator[int]:
 
 
 class UsageSampler:
-    """What all descendants have used since this was made, as of the last sample.
+    """The usage of all descendants since this was made, as of the last sample.
 
-    CPU time is the largest of sums that can each only miss something: the times that parents
-    inherit when they wait for a child, and the times seen of each process itself. The first misses
-    children that no process waits for, such as those of a namespace that is killed; the second
-    what ends between two samples.
+    CPU time is the larger of two sums, each of which can only miss something. They add the times
+    that parents inherit when they wait for a child, and the times seen of each process itself. The
+    first misses children that no process waits for, such as those of a killed namespace. The second
+    misses processes that end between two samples.
 
-    Of a program with many processes, what it takes to look at them is CPU time of its own as well:
-    it could otherwise have half a CPU by doing nothing.
+    For a program with many processes, the time to look at them counts as its own. It could
+    otherwise cost half a CPU by doing nothing.
 
-    Memory is anonymous memory, resident or swapped out, with its page tables, and what pipes can
-    hold. Mapped files, such as .olean files, do not count: they are the page cache, shared by all
-    processes. Pages shared after a fork count once for each process.
+    Memory is anonymous memory, resident or swapped out, with its page tables, and the possible
+    content of pipes. Mapped files, such as .olean files, do not count: they are the page cache,
+    shared by all processes. Pages shared after a fork count once for each process.
 
     Args:
         holder: a process below this one that is no part of the program, or 0.
@@ -70,14 +70,14 @@ class UsageSampler:
         self.peak_bytes = 0
         self._inherited_before_s = _inherited_s()
         self._own: dict[tuple[int, bytes], int] = {}  # ticks, by pid and start time
-        self._gone = 0  # ticks of those that are no longer there
+        self._gone = 0  # ticks of processes that are gone
         self._sampling_s = 0.0
 
     def sample(self) -> None:
-        """Measure now: some 100 µs and another 50 µs for each process."""
+        """Measures now: some 100 µs and another 50 µs for each process."""
         began_s = time.process_time()
-        # Parents are read before their children, this process first: a child that is waited for
-        # in between is missed once, where the other order would count it twice.
+        # Parents are read before their children, this process first. A child that is waited for in
+        # between is then missed once; the other order would count it twice.
         inherited_s = _inherited_s() - self._inherited_before_s
         own: dict[tuple[int, bytes], int] = {}
         ticks = kilobytes = tasks = 0
@@ -100,7 +100,7 @@ class UsageSampler:
         self._note(inherited_s + ticks / _TICKS_PER_S, own, kilobytes << 10)
 
     def conclude(self) -> None:
-        """Measure after all descendants have ended, without a look for them."""
+        """Measures after all descendants have ended, without a look for them."""
         self._note(_inherited_s() - self._inherited_before_s, {}, 0)
 
     def _note(self, times_s: float, own: dict[tuple[int, bytes], int], memory_bytes: int) -> None:
@@ -113,7 +113,7 @@ class UsageSampler:
 
 
 def own_memory_bytes() -> int:
-    """What this process holds, counted as :class:`UsageSampler` does."""
+    """Returns the memory of this process, counted as by :class:`UsageSampler`."""
     status = _read("/proc/self/status")
     return sum(_kilobytes(status, kind) for kind in _KINDS) << 10
 
@@ -127,8 +127,8 @@ def _read(path: str) -> bytes:
 
 
 def _status_of_thread(pid: int) -> bytes:
-    """That of any thread that is left of a process whose first one has ended: memory is shown for
-    threads that have not."""
+    """Returns the memory of a process whose first thread has ended, from any thread that is left:
+    only living threads show it."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:

@@ -1,9 +1,9 @@
-"""The walls around one program: what its supervisor prepares once, and what each run gets anew.
+"""The walls around one program: the supervisor prepares some once, and each run gets others anew.
 
-Where the machine has a mount namespace, programs see a root of their own: what the system needs
-(``isolation.SYSTEM``), what they were given to read, a few devices, a /proc of their own processes,
+With a mount namespace, programs see a root of their own. It has what the system needs
+(``isolation.SYSTEM``), the paths that they may read, a few devices, a /proc of their own processes,
 and a scratch folder in memory. Each run begins with fresh namespaces and a fresh scratch folder.
-``Walls.enter`` needs no exec behind it, so it serves a process that was forked to go on as well.
+``Walls.enter`` needs no exec behind it, so it serves a forked process as well.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Collection, Sequence
 
 from leanq.lean.sandbox import isolation
 
-# Processes and threads of a slot, besides two for each CPU, and the open files of each process.
-# Where they can be counted apart, the kernel refuses more, but not to root; the monitor ends a
-# program with more of them. What all slots have together must leave some of the machine's, and
-# of what the kernel counts for the worker's user, of whom all programs are: with n files, each of
-# these processes can watch n²/4 of them by epoll, and the user has some 220,000 for each GB.
+# Processes and threads of a slot, besides two for each CPU, and the open files of each process. If
+# they can be counted apart, the kernel refuses more, except to root; the monitor ends a program
+# with more. All slots together must leave some of the machine's, and of the worker's user's, who
+# runs all programs. With n files, each of these processes can watch n²/4 of them by epoll, and the
+# user has some 220,000 for each GB.
 _PROCESSES = 512
 _OPEN_FILES = 64
 _PENDING_SIGNALS = 256
@@ -27,14 +27,14 @@ _LINKS = 40
 
 
 class Walls:
-    """What stands around each program of one sandbox. Made in its namespaces, by its supervisor.
+    """The walls around each program of one sandbox; its supervisor makes them in its namespaces.
 
     Attributes:
-        report: what isolates a program here, as in ``Sandbox.isolation``.
+        report: the walls here, as in ``Sandbox.isolation``.
         own_pids: whether each run has a pid namespace of its own.
         own_root: whether there is a root of our own.
         filtered: whether there is a filter of system calls.
-        most_tasks: how many processes and threads a program may have.
+        most_tasks: the most processes and threads of a program.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Walls:
         readable: Sequence[str],
         hidden: Sequence[str],
     ) -> None:
-        """Make the root, with ``scratch`` in it, on top of the folder ``base``; then the ruleset.
+        """Makes the root, with ``scratch`` in it, on top of the folder ``base``; then the ruleset.
 
         OSError: the machine does not allow one of these.
         """
@@ -70,7 +70,7 @@ class Walls:
             self.report += ["root", "read-only"]
         self._ruleset: int | None = None
         if abi := isolation.landlock_abi():
-            # Landlock looks at the folders above a mount, and not at what a mount covers.
+            # Landlock looks at the folders above a mount, and not below its cover.
             writable = os.path.dirname(scratch) if self.own_root else scratch
             wanted = ["/"] if self.own_root else [*isolation.SYSTEM, *readable]
             there = [path for path in wanted if os.path.exists(path)]
@@ -87,8 +87,8 @@ class Walls:
         _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
 
     def fork(self) -> int:
-        """Fork a process that is to ``enter``: the first of a pid namespace of its own, if that is
-        to be had. Returns as ``os.fork`` does."""
+        """Forks a process that is to ``enter``: the first of a pid namespace of its own, if there
+        can be one. Returns as ``os.fork`` does."""
         if not self.own_pids:
             return os.fork()
         isolation.unshare(("pid",))
@@ -102,7 +102,7 @@ class Walls:
         return pid
 
     def enter(self) -> None:
-        """Take this process, which was forked for that, behind all walls, for good."""
+        """Takes this process, which was forked for that, behind all walls, for good."""
         isolation.unshare(self._fresh)
         if self.own_pids:
             isolation.mount_proc(minimal=True)
@@ -116,7 +116,7 @@ class Walls:
 
 
 def make_root(base: str, scratch: str, readable: Sequence[str], *, own_proc: bool) -> None:
-    """Make a root in memory and move into it: ``isolation.SYSTEM`` and ``readable`` to read, each
+    """Makes a root in memory and moves into it: ``isolation.SYSTEM`` and ``readable`` to read, each
     at its own path, devices, /proc, and an empty folder at ``scratch``."""
     isolation.mount_memory(base, mode="755", size_bytes=1 << 20)
     root = _Root(base)
@@ -145,7 +145,7 @@ class _Root:
         self._bound: list[str] = []
 
     def place(self, path: str, links: int = _LINKS) -> None:
-        """Have what is at ``path`` there in the new root, with the links that lead to it."""
+        """Shows the content at ``path`` there in the new root, with the links that lead to it."""
         if not os.path.exists(path) or links == 0:
             return
         here = ""
@@ -171,7 +171,7 @@ class _Root:
         self._bound.append(here)
 
     def make_file(self, path: str) -> None:
-        """An empty file, over which another can be bound."""
+        """Makes an empty file, over which another can be bound."""
         os.makedirs(os.path.dirname(self._base + path), exist_ok=True)
         os.close(os.open(self._base + path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC))
 

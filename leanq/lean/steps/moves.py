@@ -28,7 +28,7 @@ class Move:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the text has no other hole than the one for this tactic."""
+        """True if the text has no other hole than the one for this tactic."""
         recipe = self.recipe
         opened = 1 + sum(tactic.opened is not None for tactic in recipe.tactics)
         holes = len(recipe.source.holes) + sum(len(tactic.holes) for tactic in recipe.tactics)
