@@ -263,16 +263,16 @@ class Compilation:
             return reply
         self._examples = examples
         left_s = _BUDGETS_FOR_EXAMPLES * self._request.timeout_s
-        for number in range(examples.count + (examples.probe is not None)):
+        for number in range(examples.count + len(examples.probes)):
             if left_s <= 0:
                 why = "it has too many examples to be compiled for each; state them as theorems"
                 return _unjudged(reply, "judge_limit", f"Lean accepts it, and {why}")
-            text = examples.probe
             if number < examples.count:
                 named = await asyncio.to_thread(examples.named, number)
                 text = named.text
                 self._places.append((named.line, named.column))
-            assert text is not None
+            else:
+                text = examples.probes[number - examples.count]
             # The same work once more must not fail for a budget that it only just kept.
             limits = limits_of(self._request, 2.0)
             run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS)

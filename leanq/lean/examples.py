@@ -7,7 +7,8 @@ names, since equal names collide.
 
 Lean's ``.ilean`` file of the text has the names of its examples. leanq may misread a word as an
 example, or miss one. A doubtful word gets a name in a compilation of its own, which must leave no
-constant of that name.
+constant of that name. Doubtful words share a compilation, unless the text declares tokens: with
+those, one word can decide whether another one is read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ NAME = "_example"
 
 _WORD = "example"
 _EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
+_DECLARES_TOKENS = re.compile("notation|infix|prefix|postfix")
 # Terms that tell their own line.
 _TELLS_LINE = re.compile(r"(?<![\w.])(?:\w+!|sorry\b)")
 
@@ -52,8 +54,7 @@ class Examples:
 
     Attributes:
         count: how many examples there are by leanq's reading.
-        probe: the text with a name for all other words that could be an example; None if there are
-            none.
+        probes: the texts with a name for other words that could be an example.
         probe_name: this name.
         tells_line: whether an example had to move to another line, and the text could tell.
     """
@@ -76,7 +77,10 @@ class Examples:
             if match.start() not in seen and may_be_keyword(code, match.start(), literals)
         ]
         *self._names, self.probe_name = made_up_names(salt, self.count + 1)
-        self.probe = _replaced(code, others, [self.probe_name] * len(others)) if others else None
+        together = (
+            [others] if others and not _DECLARES_TOKENS.search(code) else ([n] for n in others)
+        )
+        self.probes = [_replaced(code, each, [self.probe_name] * len(each)) for each in together]
         self.tells_line = False
 
     def named(self, number: int) -> Named:

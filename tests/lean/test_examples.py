@@ -86,8 +86,18 @@ def test_a_word_that_is_no_example_by_our_reading_is_probed() -> None:
     code = 'def s := "an example"\n-- an example\nexample : p\n'
     examples = Examples(code, "salt")
     assert examples.count == 1
-    assert examples.probe == code.replace("an example", f"an def {examples.probe_name}")
-    assert Examples("def my_example := 1", "salt").probe is None
+    assert examples.probes == [code.replace("an example", f"an def {examples.probe_name}")]
+    assert Examples("def my_example := 1", "salt").probes == []
+
+
+def test_in_a_text_with_tokens_of_its_own_each_word_is_probed_alone() -> None:
+    # Where the first word is another one, Lean takes all behind it for a comment.
+    code = 'notation "/-!\\x65xample" => True\n#check Not /-!example\nexample : p := h\n-- -/\n'
+    examples = Examples(code, "salt")
+    before, first, second = code.split("example :")[0], *examples.probes
+    assert examples.count == 0
+    assert f"#check Not /-!def {examples.probe_name}\nexample : p" in first
+    assert second.startswith(f"{before}def {examples.probe_name} : p")
 
 
 PIECES = ["example", "\n", " ", "--", "/-", "-/", '"', "«", "»", ".", "a", "(", "#"]

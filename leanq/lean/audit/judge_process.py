@@ -154,15 +154,20 @@ class _Bench:
         """Judges the file of a text, and one file for each example with what that leads to.
 
         ``places`` are the places of the examples' names, in the order of the files; ``names`` are
-        Lean's names for them. Further files hold the text with ``probe_name`` for each word that is
-        no example by leanq's reading.
+        Lean's names for them. Further files hold the text with ``probe_name`` for words that are no
+        examples by leanq's reading.
         """
         found: list[Survey] = []
         for probe in named[len(order["places"]) :]:
             if any(order["probe_name"] in name for name in probe.constants()):
                 raise _told_apart("one of them is hidden from leanq's reading of the text")
+        judged = set[str]()
         for image, place in zip(named, order["places"], strict=False):
-            found.append(self._example(image, tuple(place), order["names"]))
+            name, said_of_it = self._example(image, tuple(place), order["names"])
+            judged.add(name)
+            found.append(said_of_it)
+        if judged != {*order["names"]}:
+            raise _told_apart("Lean has read one that leanq has not")
         if self.kernel is not None:
             self.kernel.env = self._header_env
         said = self._judge(plain, order)
@@ -171,8 +176,10 @@ class _Bench:
             said[key] = sorted({*map(tuple, said[key]), *more}, key=str)
         return said
 
-    def _example(self, image: Image, place: tuple[int, int], names: Collection[str]) -> Survey:
-        """Returns what an example leads to, after judging it."""
+    def _example(
+        self, image: Image, place: tuple[int, int], names: Collection[str]
+    ) -> tuple[str, Survey]:
+        """Returns an example's name, and what it leads to, after judging it."""
         constants = image.constants()
         check_imports(image, frozenset(self.modules), is_module=self.is_module)
         by_name = {name for name in constants if name[-1] == NAME}
@@ -191,7 +198,7 @@ class _Bench:
         own = {name: constants[name] for name in reached}
         if self.kernel is not None:
             check_reserved(image, own, self._declaring(self.kernel))
-        return survey(image, own, reached)
+        return display(here[0]), survey(image, own, reached)
 
     def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
         """Yields the statements of the last answer's theorems, as far as they can be printed.
