@@ -1,14 +1,14 @@
-"""A statement with notes for Lean's printer, so that the printed text tells the whole statement.
+"""Adds notes to a statement for Lean's printer, so that the printed text tells all of it.
 
 Lean prints an application without its implicit and instance arguments. The annotator looks at each
-application and adds a note where a reader could not tell what is left out:
+application, and adds a note if a reader could not tell the missing part:
 
 - An instance argument has to be the one that the header's instances lead to. If it is the text's
   own, no instance of the header, or one for another type, the application is printed whole.
-- An implicit argument has to follow from what is printed. If it does not, an explicit argument is
+- An implicit argument has to follow from the printed part. If it does not, an explicit argument is
   printed with its type, or the application whole. A printed argument tells something only by its
   own type, which may differ from the one that the function asks for. A hidden proof tells nothing.
-- An application is printed with its type if that is not the one that is expected there.
+- An application is printed with its type if another type is expected there.
 - A number is printed with its type unless that is ``Nat``.
 
 A proof does not change what a statement means, so nothing inside of one counts.
@@ -65,8 +65,8 @@ class Annotator(Expressions):
 
     Args:
         kernel: its environment has all that the statements refer to.
-        own: what the text declares, without its theorems.
-        is_instance: whether a constant is an instance of the header's.
+        own: the text's declarations, without its theorems.
+        is_instance: returns whether a constant is an instance of the header's.
 
     Attributes:
         hides_levels: whether the last statement needs its universe levels to be printed.
@@ -81,7 +81,7 @@ class Annotator(Expressions):
         self.hides_levels = False
 
     def annotated(self, statement: int) -> int:
-        """A closed expression with notes.
+        """Returns a closed expression with notes.
 
         Raises:
             KernelLimitError: it is too large.
@@ -91,7 +91,8 @@ class Annotator(Expressions):
         return self._visit(statement, (), (SORT,))
 
     def _visit(self, at: int, around: Locals, expected: Key) -> int:
-        """An expression with notes; ``expected``: its type, if what is around it tells that."""
+        """Returns an expression with notes; ``expected``: its type, if its surroundings tell
+        that."""
         self._spend()
         kind, word = self._kind(at), self._word
         if kind in (FORALL, LAM):
@@ -166,7 +167,7 @@ class Annotator(Expressions):
         return self._noted(applied, note or None)
 
     def _hidden(self, args: Sequence[int], signature: Signature, known: set[int]) -> list[int]:
-        """The implicit arguments that nothing tells."""
+        """Returns the implicit arguments that nothing tells."""
         count = min(len(args), len(signature.kinds))
         return [n for n in range(count) if signature.kinds[n] != EXPLICIT and n not in known]
 
@@ -178,7 +179,8 @@ class Annotator(Expressions):
         hidden: list[int],
         wanted: Sequence[Key],
     ) -> int | None:
-        """An explicit argument whose type tells a hidden one, unless that is the text's own."""
+        """Returns an explicit argument whose type tells a hidden one, unless that is the text's
+        own."""
         if any(self._holds_own(args[number]) for number in hidden):
             return None
         for number in range(min(len(args), len(signature.kinds))):
@@ -201,7 +203,7 @@ class Annotator(Expressions):
         *,
         from_result: bool,
     ) -> set[int]:
-        """The arguments that are printed, or that follow from the others."""
+        """Returns the arguments that are printed, or that follow from the others."""
         kinds, types = signature.kinds, signature.types
         count = min(len(args), len(kinds))
         known = {number for number in range(count) if kinds[number] == EXPLICIT}
@@ -228,7 +230,7 @@ class Annotator(Expressions):
         return known
 
     def _told_by_class(self, type_: int, depth: int, known: set[int]) -> set[int]:
-        """What a class says of its output parameters, once the others are known."""
+        """Returns the output parameters of a class that follow from the known ones."""
         head, args = self._spine(type_)
         signature = self._signature(head, ()) if self._kind(head) == CONST else None
         if signature is None:
@@ -247,7 +249,7 @@ class Annotator(Expressions):
         return self._kind(head) == CONST and self._name(self._word(head, 1)) in _OUT
 
     def _tells_type(self, at: int, around: Locals) -> bool:
-        """Whether what is printed of an expression tells its type."""
+        """Returns whether the printed part of an expression tells its type."""
         kind = self._kind(at)
         if kind == LAM:
             return self._tells_type(self._word(at, 3), self._inside(at, around))
@@ -270,7 +272,7 @@ class Annotator(Expressions):
     def _has_defaults(
         self, head: int, args: Sequence[int], signature: Signature, around: Locals
     ) -> bool:
-        """Whether all instance arguments are those that the header leads to."""
+        """Returns whether all instance arguments are those that the header leads to."""
         if more := args[len(signature.kinds) :]:
             result = signature.result
             if self._kind(result) == BVAR:
@@ -284,7 +286,7 @@ class Annotator(Expressions):
         )
 
     def _takes(self, at: int, binder: int, count: int) -> bool:
-        """Whether something binds so many variables, each for an explicit argument."""
+        """Returns whether something binds so many variables, each for an explicit argument."""
         for _ in range(count):
             if self._kind(at) != binder or self._binder(at) != EXPLICIT:
                 return False
@@ -292,7 +294,7 @@ class Annotator(Expressions):
         return True
 
     def _asked(self, args: Sequence[int], signature: Signature, around: Locals) -> list[Key]:
-        """The types that a function asks for its arguments."""
+        """Returns the types that a function asks for its arguments."""
         values = [self._key(each, len(around)) for each in args]
         return [
             without_mark(self._key(type_, signature.depth, values[:number]))
@@ -302,14 +304,14 @@ class Annotator(Expressions):
     def _required(
         self, args: Sequence[int], signature: Signature, around: Locals
     ) -> Iterator[tuple[int, Key]]:
-        """The instance arguments, and the class that each has to be of."""
+        """Yields the instance arguments, and the class of each."""
         if INSTANCE in signature.kinds:
             for number, asked in enumerate(self._asked(args, signature, around)):
                 if signature.kinds[number] == INSTANCE:
                     yield number, asked
 
     def _is_default(self, at: int, around: Locals, required: Key) -> bool:
-        """Whether an instance is the one that is found for a class."""
+        """Returns whether an instance is the one that is found for a class."""
         while self._kind(at) == LAM:
             if head_of(required) not in _FAMILIES:
                 required = self._result(required, (BVAR, "around", len(around)))
@@ -345,14 +347,14 @@ class Annotator(Expressions):
         )
 
     def _is_bound(self, required: Key, around: Locals, first: int) -> bool:
-        """Whether one of the variables from this one on is an instance of a class."""
+        """Returns whether one of the variables from this one on is an instance of a class."""
         return any(
             local.is_instance and self._key(local.type_, level) == required
             for level, local in enumerate(around[first:], first)
         )
 
     def _is_of(self, at: int, around: Locals, type_: Key) -> bool:
-        """Whether an expression is of a type, without a look at what definitions mean."""
+        """Returns whether an expression is of a type, without unfolding definitions."""
         while self._kind(at) == LAM and type_ is not None:
             if self._key(self._word(at, 2), len(around)) != domain(type_):
                 return False
@@ -372,7 +374,7 @@ class Annotator(Expressions):
         return self._kind(type_) == CONST and self._name(self._word(type_, 1)) == _NAT
 
     def _is_told(self, signature: Signature, number: int, known: set[int]) -> bool:
-        """Whether the type of an argument follows from the arguments that are known."""
+        """Returns whether the type of an argument follows from the known arguments."""
         if number >= len(signature.types):
             return False
         return signature.mentioned[number] <= known
@@ -381,7 +383,7 @@ class Annotator(Expressions):
         return signature.kinds[number] if number < len(signature.kinds) else EXPLICIT
 
     def _holds_own(self, at: int) -> bool:
-        """Whether an expression refers to what the text declares."""
+        """Returns whether an expression refers to the text's own declarations."""
         return any(
             self._kind(each) == CONST and self._name(self._word(each, 1)) in self._own
             for each in self._below([at])
@@ -390,7 +392,7 @@ class Annotator(Expressions):
     def _applied(
         self, at: int, head: int, args: Sequence[int], new_head: int, new_args: Sequence[int]
     ) -> int:
-        """The application with other parts; itself if they are the same."""
+        """Returns the application with other parts; itself if they are the same."""
         if new_head == head and [*args] == [*new_args]:
             return at
         made = new_head
@@ -399,7 +401,7 @@ class Annotator(Expressions):
         return made
 
     def _noted(self, at: int, options: Mapping[str, bool] | None) -> int:
-        """An expression that is printed with these options."""
+        """Returns an expression that is printed with these options."""
         if options is None:
             return at
         key = tuple(options)

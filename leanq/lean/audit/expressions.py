@@ -1,6 +1,6 @@
-"""The types and shapes of expressions, told from how they are written.
+"""Tells the types and shapes of expressions from how they are written.
 
-No definition is looked into: two types that are equal by a definition alone count as different.
+It unfolds no definition: two types that are equal only by a definition count as different.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from leanq.lean.audit.image import (
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
 
 EXPLICIT, INSTANCE = 0, 3
-"""How Lean numbers the kinds of binders."""
+"""Lean's numbers for the kinds of binders."""
 _THEOREM = 2
 _NATURAL, _STRING = (CONST, "Nat"), (CONST, "String")
 _MARKS = frozenset((CONST, each) for each in ("optParam", "autoParam", "outParam", "semiOutParam"))
 
 Key = object
-"""The structure of an expression, to be compared; without universe levels."""
+"""The structure of an expression, for comparison; without universe levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Expressions:
         self._left = 0
 
     def _type(self, at: int, around: Locals) -> Key:
-        """The type of an expression; None where it takes more than a look at its parts."""
+        """Returns the type of an expression; None if its parts alone do not tell it."""
         found = self._types.get((at, around))
         if found is None:
             found = self._types[at, around] = self._found_type(at, around)
@@ -119,13 +119,14 @@ class Expressions:
         return without_mark(type_)
 
     def _result(self, type_: Key, value: Key) -> Key:
-        """The type of what a function of this type makes of a value; None if it is not plain."""
+        """Returns the type of a function's result for a value, by the function's type; None if it
+        is not plain."""
         if not isinstance(type_, tuple) or type_[0] != FORALL:
             return None
         return self._replaced(type_[3], value, 0)
 
     def _replaced(self, key: Any, value: Key, inner: int) -> Key:
-        """A key with a value for what is bound around it."""
+        """A key with a value for each variable that is bound around it."""
         self._spend()
         kind = key[0]
         if kind == BVAR:
@@ -137,13 +138,14 @@ class Expressions:
         return self._made(*key[:2], *below, self._replaced(key[-1], value, inner + is_inside))
 
     def _made(self, kind: int, number: int, *below: Any) -> Key:
-        """The key of an expression with these parts; of a function applied, that of its body."""
+        """Returns the key of an expression with these parts; for an applied function, that of its
+        body."""
         if kind == APP and below[0][0] == LAM:
             return self._replaced(below[0][3], below[1], 0)
         return (kind, number, *below)
 
     def _is_proof(self, at: int, around: Locals) -> bool:
-        """Whether an expression may be a proof that is not printed."""
+        """Returns whether an expression may be a proof that is not printed."""
         if self._kind(at) in (BVAR, CONST, SORT, FORALL, LIT):
             return False
         type_: Any = self._type(at, around)
@@ -169,7 +171,8 @@ class Expressions:
         return kind != LEVEL_SUCC
 
     def _signature(self, head: int, around: Locals) -> Signature | None:
-        """The type of what is applied; None if it is neither a constant nor a variable."""
+        """Returns the type of an application's head; None if it is neither a constant nor a
+        variable."""
         kind = self._kind(head)
         if kind == BVAR:
             level = len(around) - 1 - (self._word(head, 1) >> 1)
@@ -216,7 +219,7 @@ class Expressions:
         )
 
     def _levels_in(self, roots: Sequence[int]) -> set[Name]:
-        """The universe parameters in some expressions."""
+        """Returns the universe parameters in some expressions."""
         found, seen = set[Name](), set[int]()
         levels: list[int] = []
         for at in self._below(roots):
@@ -237,7 +240,7 @@ class Expressions:
         return found
 
     def _rigid(self, type_: int, depth: int) -> set[int]:
-        """The parameters that follow from a type, of which ``depth`` are bound around it."""
+        """Returns the parameters that follow from a type; ``depth`` are bound around it."""
         kind = self._kind(type_)
         if kind == BVAR:
             index = self._word(type_, 1) >> 1
@@ -255,7 +258,7 @@ class Expressions:
         return set[int]().union(*(self._rigid(each, depth) for each in args))
 
     def _mentioned(self, type_: int, depth: int) -> set[int]:
-        """The parameters that a type mentions."""
+        """Returns the parameters that a type mentions."""
         kind = self._kind(type_)
         if kind == BVAR:
             index = self._word(type_, 1) >> 1
@@ -269,7 +272,8 @@ class Expressions:
         return found
 
     def _key(self, at: int, depth: int, values: Sequence[Key] = ()) -> Key:
-        """The structure of an expression with values for the innermost variables around it."""
+        """Returns the structure of an expression with values for the innermost variables around
+        it."""
         if values:
             return self._new_key(at, depth, values, 0)
         found = self._keys.get((at, depth))
@@ -307,7 +311,7 @@ class Expressions:
         return self._made(kind, word(at, 2) if kind == PROJ else 0, *below)
 
     def _below(self, roots: Sequence[int]) -> Iterator[int]:
-        """All expressions in some, each once."""
+        """Yields all expressions in some, each once."""
         seen, todo = set(roots), list(roots)
         while todo:
             self._spend()
@@ -318,7 +322,7 @@ class Expressions:
             todo += fresh
 
     def _spine(self, at: int) -> tuple[int, list[int]]:
-        """What is applied, and to which arguments."""
+        """Returns the head of an application, and its arguments."""
         args = []
         cell = self._cell(at)
         while cell[0] == APP:
@@ -337,7 +341,8 @@ class Expressions:
         return self._kernel.byte(at, 3, 8)
 
     def _cell(self, at: int) -> tuple[int, ...]:
-        """The kind of an expression or a level, and its fields; of metadata those behind it."""
+        """Returns the kind of an expression or a level, and its fields; for metadata, those behind
+        it."""
         found = self._cells.get(at)
         if found is None:
             found = self._kernel.cell(at)
@@ -359,19 +364,19 @@ class Expressions:
 
 
 def head_of(key: Any) -> Key:
-    """The key of what is applied."""
+    """Returns the key of an application's head."""
     while isinstance(key, tuple) and key and key[0] == APP:
         key = key[2]
     return key
 
 
 def domain(type_: Any) -> Key:
-    """What a function type takes; None for another type."""
+    """Returns a function type's argument type; None for another type."""
     return type_[2] if type_ is not None and type_[0] == FORALL else None
 
 
 def without_mark(type_: Any) -> Key:
-    """The type of a parameter without the mark that it has a default value, or is an output."""
+    """Returns the type of a parameter without the mark of a default value, or of an output."""
     while head_of(type_) in _MARKS:
         while type_[2] not in _MARKS:
             type_ = type_[2]

@@ -1,12 +1,12 @@
-"""Statements as Lean prints them, from constants that the kernel has accepted.
+"""Prints statements in Lean's words, from constants that the kernel has accepted.
 
 Lean's own printer does it, in the environment that the judge has made. It knows the header's
 notation, and none of the candidate's notation, unexpanders and options.
-:mod:`leanq.lean.audit.annotations` has it show what would be hidden and cannot be told.
+:mod:`leanq.lean.audit.annotations` makes it show hidden parts that cannot be told.
 
-It comes after the verdict, and nothing rests on it. A statement is "" where it cannot be had: of
-more than `_MAX_NODES` expressions, one that Lean fails at, any behind the first `_MAX_THEOREMS`.
-Long ones end in an ellipsis.
+It comes after the verdict, and nothing rests on it. A statement is "" if it has more than
+`_MAX_NODES` expressions, if Lean fails at it, or behind the first `_MAX_THEOREMS`. Long ones end in
+an ellipsis.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _OPTIONS: dict[str, int | bool] = {
     "pp.coercions.types": True,
     "pp.structureInstances": False,
 }
-# Where the text's own names are concerned, they are printed in full.
+# Statements with the text's own names are printed in full.
 _BY_NAMES = {"pp.fieldNotation": False}
 
 
 def end_when_it_takes_too_long() -> None:
-    """This process has a second of CPU time left to print in, and is ended then."""
+    """This process has a second of CPU time left for printing, and ends then."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, _CPU_S)
 
 
 class Printer:
-    """Prints what one file states, after it was judged."""
+    """Prints the statements of one file after it was judged."""
 
     def __init__(
         self, kernel: Kernel, judge: Judge, image: Image, constants: Mapping[Name, Raw]
@@ -56,12 +56,12 @@ class Printer:
             kernel, self._own, lambda name: kernel.is_instance(environment, name)
         )
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
-        # A name that Lean cannot write is a program's. Letters without a shape, and those that turn
-        # the line round, let a name look like something else.
+        # Only a program can make a name that Lean cannot write. Letters without a shape, and those
+        # that turn the line round, let a name look like something else.
         self._is_speakable = "»" not in (together := "".join(parts)) and together.isprintable()
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
-        """The statement of each theorem, in their order, as long as there is room."""
+        """Yields the statement of each theorem, in their order, as long as there is room."""
         for _, name in zip(range(_MAX_THEOREMS), theorems, strict=False):
             raw = self._constants.get(name)
             yield self._statement(raw) if raw is not None and self._is_speakable else ""
