@@ -78,7 +78,7 @@ class CampaignJob(Job):
 
     @property
     def func(self) -> Any:
-        """Returns the coordinator; raises CampaignError if the job asks for anything else."""
+        """The coordinator; raises CampaignError if the job asks for anything else."""
         if not is_campaign(self):
             raise CampaignError(NO_CAMPAIGN)
         return super().func

@@ -45,7 +45,7 @@ def step(
 
 
 def lines_of_step(reply: Reply) -> list[str]:
-    """Yields the lines of a reply to a step."""
+    """Returns the lines of a reply to a step."""
     reason = f"{reply.reason}; " if reply.reason else ""
     lines = [f"{coloured(reply.verdict)} ({reason}{reply.wall_s:.2f} s)"]
     if reply.state:

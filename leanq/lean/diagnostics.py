@@ -290,7 +290,7 @@ def _field(value: Raw) -> Any:
 
 
 def _starts(text: str) -> list[int]:
-    """Yields where the object that ends the line may begin: the last few places that look so.
+    """Returns where the object that ends the line may begin: the last few places that look so.
 
     Lean's object has no more of them than its own and those of its positions.
     """

@@ -36,7 +36,7 @@ class File(NamedTuple):
 
 
 def compiled_modules(folder: Path) -> list[File]:
-    """Yields the files of compiled modules below a folder; raises OSError."""
+    """Returns the files of compiled modules below a folder; raises OSError."""
     return sorted(files_below(str(folder), _MODULE_PARTS, lambda _: True))
 
 

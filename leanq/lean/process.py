@@ -55,7 +55,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """Returns the verdict before any audit, its reason and messages."""
+        """The verdict before any audit, its reason and messages."""
         return classify(self.printed, self.done, self.limits, compiled=self.compiled)
 
     @property

@@ -149,8 +149,7 @@ def split_header(code: str) -> Header:
 
 
 def header_statements(header: Header) -> tuple[tuple[str, int], ...]:
-    """Yields the statements of a header, with single blanks between their words, and where each
-    begins.
+    """Returns the statements of a header, single-spaced, and where each begins.
 
     Headers with the same statements mean the same, whatever blanks and comments they have.
     """
@@ -202,7 +201,7 @@ def example_names(code: str, salt: str) -> tuple[str, ...]:
 
 
 def made_up_names(salt: str, count: int) -> tuple[str, ...]:
-    """Yields names of three letters that follow from the salt."""
+    """Returns names of three letters that follow from the salt."""
     first = _first_number(salt)
     return tuple(_three_letters(first + number) for number in range(count))
 

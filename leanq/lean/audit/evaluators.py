@@ -177,7 +177,7 @@ def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) 
 def _modules(
     folders: Iterable[Path], leave_out: Collection[str] = _LEANS_OWN
 ) -> Iterator[tuple[Name, Path]]:
-    """Returns the modules of the libraries in folders, except those of some libraries."""
+    """Yields the modules of the libraries in folders, except those of some libraries."""
     for folder in folders:
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             if entry.name.removesuffix(".olean") in leave_out:
@@ -260,7 +260,7 @@ def _pairs(image: Image, address: int) -> Iterator[tuple[Name, Name]]:
 
 
 def _categories(image: Image, address: int) -> dict[Name, str]:
-    """Yields the syntax that entries of the parsers' extension declare, with its category."""
+    """Returns the syntax that entries of the parsers' extension declare, with its category."""
     words, found = image.words, {}
     for entry in image.array(address):
         index = image.index(entry)

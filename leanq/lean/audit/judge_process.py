@@ -227,7 +227,7 @@ class _Bench:
 
 
 def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) -> set[Name]:
-    """Returns whether the declaration behind the text is there: an axiom that says nothing.
+    """Returns the names of the declaration behind the text: an axiom that says nothing.
 
     Its name alone does not tell: a program of the text's could have read it. It has to be a mere
     proposition, which proves nothing.

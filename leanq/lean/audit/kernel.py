@@ -402,7 +402,7 @@ class Kernel:
         return Info(self._tag(info), _word(value + 2 * _WORD), _word(value + 3 * _WORD))
 
     def items(self, list_: int) -> Iterator[int]:
-        """Returns the items of a `List`."""
+        """Yields the items of a `List`."""
         while list_ != _CLOSED_BOX:
             yield _word(list_ + _WORD)
             list_ = _word(list_ + 2 * _WORD)

@@ -338,7 +338,7 @@ def _bracketed(code: str, start: int) -> str | None:
 
 
 def _split(content: str) -> list[str]:
-    """Yields the items between commas that stand in no brackets."""
+    """Returns the items between commas that stand in no brackets."""
     items, depth, start = [], 0, 0
     for offset, character in enumerate(content):
         if character in "([{⟨":
@@ -433,7 +433,7 @@ def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
 
 @lru_cache(maxsize=16)
 def _patterns(more: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Yields each field's name and its value, and field names in front of a comment."""
+    """Returns patterns of a field's name and value, and of its name before a comment."""
     fields = "|".join(map(re.escape, sorted(FIELDS.union(more), key=len, reverse=True)))
     name = rf"(?<![A-Za-z0-9_])«?(?:{fields})»?"
     return re.compile(rf"{name}\s*+{_VALUE}"), re.compile(rf"{name}\s*+(?:--|\Z)")

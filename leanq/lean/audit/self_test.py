@@ -18,7 +18,7 @@ theorem leanqSame (p : Prop) (h : p) : p := h
 
 
 def forged(honest: bytes) -> Sequence[bytes]:
-    """Yields forged files, each wrong in one place, from the compiled `HONEST`."""
+    """Returns forged files, each wrong in one place, from the compiled `HONEST`."""
     image = Image([honest])
     constants = image.constants()
     false, true, same, recursor = (

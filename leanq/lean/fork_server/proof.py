@@ -66,12 +66,12 @@ class RunBytes:
 
     @property
     def exhausted(self) -> bool:
-        """Returns whether a deterministic budget of Lean's ran out."""
+        """True if a deterministic budget of Lean's ran out."""
         return Printed(self.stdout).exhausted
 
     @property
     def was_ended(self) -> bool:
-        """Returns whether it did not end by itself, as when the machine is short of memory."""
+        """True if it did not end by itself, as when the machine is short of memory."""
         return self.stopped is not None or self.signal == signal.SIGKILL
 
     def difference(self, other: RunBytes) -> str:
@@ -105,7 +105,7 @@ def memory_of(environment: Environment, header: str, command: Sequence[str]) -> 
 
 
 def header_trials(header: str) -> tuple[Trial, ...]:
-    """Yields the texts that prove a preloaded header on a machine on which forks work."""
+    """Returns the texts that prove a preloaded header on a machine on which forks work."""
     with_remarks = f"{_ABOVE}{header.replace(chr(10), _BETWEEN)}\n{_REFUSED}"
     return Trial(header + _ACCEPTED), Trial(with_remarks)
 

@@ -199,7 +199,7 @@ class Exchange:
 
 
 def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
-    """Returns everything in the output that could be an answer, in order.
+    """Yields everything in the output that could be an answer, in order.
 
     Raises:
         ReplError: there is too much that begins like one.

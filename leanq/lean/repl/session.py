@@ -130,7 +130,7 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        """Returns whether it waits for a command, and for nothing else.
+        """True if it waits for a command, and for nothing else.
 
         Output between two commands comes from a thread that a candidate has left there.
         """

@@ -269,7 +269,7 @@ class Monitor:
         return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
     def _mains(self) -> Iterator[int]:
-        """Returns the program's main process, while it is there."""
+        """Yields the program's main process, while it is there."""
         if not self._walls.own_pids:
             yield self._program
             return

@@ -128,7 +128,7 @@ class Process:
 
     @property
     def stderr_tail(self) -> bytes:
-        """Returns the last 64 KiB that it wrote to standard error, or less."""
+        """The last 64 KiB that it wrote to standard error, or less."""
         return bytes(self._stderr[-_TAIL_BYTES:])
 
     def write(self, data: bytes) -> None:

@@ -120,7 +120,7 @@ class SnapshotCache:
 
     @property
     def inbox_root(self) -> Path | None:
-        """Returns a folder on the disk of the snapshots, for others; None if there is none."""
+        """A folder on the disk of the snapshots, for others; None if there is none."""
         return self._inboxes if self._inboxes.is_dir() else None
 
     def holds(self, key: str) -> bool:

@@ -309,7 +309,7 @@ def _is_plain(rest: str) -> bool:
 
 
 def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[bytes, ...]:
-    """Yields a whole file as one zstd frame, in chunks; yields none if they exceed ``most_bytes``.
+    """Returns a whole file as one zstd frame, in chunks; none if they exceed ``most_bytes``.
 
     The frame has the content's size and a checksum.
     """
