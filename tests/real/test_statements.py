@@ -58,6 +58,9 @@ STATED = {
     ),
     "def K (_ : Nat) : Type := Nat\ndef f {n : Nat} (_ : K n) : Nat := n\n"
     "theorem t : @f 7 (3 : Nat) = 7 := rfl": "@f 7 (3 : Nat) = 7",
+    # A proof is not printed, so it tells nothing.
+    "def b {n : Nat} (_ : Nat → n = n) : Nat := n\n"
+    "theorem t (h : 3 = 3) : @b 3 (fun _ => h) = 3 := rfl": "∀ (h : 3 = 3), @b 3 ⋯ = 3",
     # An instance may be an argument of what a function returns.
     "instance u : Add Nat := ⟨fun _ _ => 5⟩\n"
     "theorem t : id (fun [Add Nat] => (2 + 2 : Nat)) = 5 := rfl": (

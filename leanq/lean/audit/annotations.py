@@ -250,6 +250,8 @@ class Annotator(Expressions):
 
     def _tells_type(self, at: int, around: Locals) -> bool:
         """Returns whether the printed part of an expression tells its type."""
+        if self._is_proof(at, around):
+            return False
         kind = self._kind(at)
         if kind == LAM:
             return self._tells_type(self._word(at, 3), self._inside(at, around))
@@ -261,8 +263,6 @@ class Annotator(Expressions):
         signature = self._signature(head, around)
         if signature is None:
             return self._tells_type(head, around)
-        if self._is_proof(at, around):
-            return False
         if self._is_number(head, args):
             return True
         wanted = self._asked(args, signature, around)

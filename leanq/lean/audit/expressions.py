@@ -148,6 +148,8 @@ class Expressions:
         """Returns whether an expression may be a proof that is not printed."""
         if self._kind(at) in (BVAR, CONST, SORT, FORALL, LIT):
             return False
+        while (kind := self._kind(at)) in (LAM, LET):
+            at, around = self._word(at, 3 if kind == LAM else 4), self._inside(at, around)
         type_: Any = self._type(at, around)
         while type_ is not None and type_[0] == FORALL:
             type_ = type_[3]
