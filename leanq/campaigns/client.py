@@ -7,12 +7,13 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 Change = Literal["pause", "resume", "cancel", "retry"]
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 Records = list[dict[str, Any]]
@@ -172,59 +174,38 @@ class CampaignsClient:
         return self._route.results(id_)
 
 
+def _awaited(
+    method: Callable[Concatenate[CampaignsClient, _P], _T],
+) -> Callable[Concatenate[AsyncCampaignsClient, _P], Coroutine[Any, Any, _T]]:
+    """Returns the method as a coroutine function, which runs it in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncCampaignsClient, /, *args: _P.args, **how: _P.kwargs) -> _T:
+        return await asyncio.to_thread(method, self.blocking, *args, **how)
+
+    return call
+
+
 class AsyncCampaignsClient:
     """The ``campaigns`` of an :class:`AsyncLeanQClient`: :class:`CampaignsClient` with methods to
-    await."""
+    await.
+
+    Attributes:
+        blocking: the same campaigns with methods that block.
+    """
 
     def __init__(self, route: CampaignRoute) -> None:
-        self._campaigns = CampaignsClient(route)
+        self.blocking = CampaignsClient(route)
 
-    async def submit(
-        self,
-        rows: Iterable[Mapping[str, Any]],
-        *,
-        env: str | None = None,
-        timeout_s: float = 60.0,
-        priority: int = 2,
-        first_success: bool = False,
-        request_id: str | None = None,
-    ) -> SubmittedCampaign:
-        """Starts a campaign over rows; as :meth:`CampaignsClient.submit`."""
-        how: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "priority": priority}
-        how |= {"first_success": first_success, "request_id": request_id}
-        return await asyncio.to_thread(self._campaigns.submit, rows, **how)
-
-    async def list(self) -> SubmittedCampaigns:
-        """Returns all campaigns; as :meth:`CampaignsClient.list`."""
-        return await asyncio.to_thread(self._campaigns.list)
-
-    async def show(self, id_: str) -> SubmittedCampaign:
-        """Returns one campaign; as :meth:`CampaignsClient.show`."""
-        return await asyncio.to_thread(self._campaigns.show, id_)
-
-    async def pause(self, id_: str) -> SubmittedCampaign:
-        """Pauses a campaign; as :meth:`CampaignsClient.pause`."""
-        return await asyncio.to_thread(self._campaigns.pause, id_)
-
-    async def resume(self, id_: str) -> SubmittedCampaign:
-        """Resumes a paused campaign; as :meth:`CampaignsClient.resume`."""
-        return await asyncio.to_thread(self._campaigns.resume, id_)
-
-    async def cancel(self, id_: str) -> SubmittedCampaign:
-        """Ends a campaign; as :meth:`CampaignsClient.cancel`."""
-        return await asyncio.to_thread(self._campaigns.cancel, id_)
-
-    async def retry(self, id_: str) -> SubmittedCampaign:
-        """Runs a campaign again; as :meth:`CampaignsClient.retry`."""
-        return await asyncio.to_thread(self._campaigns.retry, id_)
-
-    async def report(self, id_: str) -> dict[str, Any]:
-        """Returns a finished campaign's figures; as :meth:`CampaignsClient.report`."""
-        return await asyncio.to_thread(self._campaigns.report, id_)
-
-    async def results(self, id_: str) -> Records:
-        """Returns a finished campaign's records; as :meth:`CampaignsClient.results`."""
-        return await asyncio.to_thread(self._campaigns.results, id_)
+    submit = _awaited(CampaignsClient.submit)
+    list = _awaited(CampaignsClient.list)
+    show = _awaited(CampaignsClient.show)
+    pause = _awaited(CampaignsClient.pause)
+    resume = _awaited(CampaignsClient.resume)
+    cancel = _awaited(CampaignsClient.cancel)
+    retry = _awaited(CampaignsClient.retry)
+    report = _awaited(CampaignsClient.report)
+    results = _awaited(CampaignsClient.results)
 
 
 class OverRedis:

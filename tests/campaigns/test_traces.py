@@ -211,10 +211,10 @@ def test_data_that_was_moved_or_changed(tmp_path: Path) -> None:
         export_traces([made.out], out)
     assert export_traces([made.out], out, data=str(moved)).written == 4
     moved.write_text(moved.read_text().replace("1 = 2", "1 = 3"))
-    with pytest.raises(UsageError, match=r"moved\.jsonl:4: this is not what .*--data"):
+    with pytest.raises(UsageError, match=r"moved\.jsonl:4: the data does not match .*--data"):
         export_traces([made.out], out, data=str(moved))
     moved.write_text(moved.read_text().splitlines()[0])
-    with pytest.raises(UsageError, match=r"moved\.jsonl:2: this is not what .*--data"):
+    with pytest.raises(UsageError, match=r"moved\.jsonl:2: the data does not match .*--data"):
         export_traces([made.out], out, data=str(moved))
 
 

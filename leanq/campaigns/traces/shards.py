@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
@@ -67,12 +66,7 @@ class Shards:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.close()
 
     def add(self, rows: Iterable[Row]) -> None:
