@@ -86,7 +86,7 @@ _SIGNS = re.compile(
 )
 _OPTIONS = re.compile(
     r"(?:debug|bootstrap|compiler|interpreter)»?\.[«A-Za-z][\w.«»]*"
-    r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler»?\.«?output|sat»?\.«?solver"
+    r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler»?\.«?(?:output|serve)|sat»?\.«?solver"
 )
 
 # Attributes that run nothing of the text's while it is compiled.

@@ -37,6 +37,7 @@ RUNNING = [
     "simproc f (_) := fun _ => pure .continue",
     "unsafe def f : Nat := 1",
     "example : x = 1 := by native_decide",
+    "set_option trace.profiler.serve true",
     "example : x = 1 := by decide +native",
     "example : x = 1 := by decide + native",
     "example : x = 1 := by decide (native := true)",
