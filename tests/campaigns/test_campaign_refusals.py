@@ -80,7 +80,7 @@ def test_errors_say_what_to_do(desk: Desk) -> None:
     # Data that is elsewhere is no mistake.
     done = desk.terminal.run(*send, "--json")
     assert (done.code, [*done.lines[0]]) == (0, ["id"])
-    assert "is not on this machine; it has to be on those of the campaign workers" in done.err
+    assert "is not on this machine; the campaign workers' machines have to have it" in done.err
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_embedded_uses_nothing_that_others_have_started(
 def test_a_campaign_without_a_file_for_its_results_says_what_to_name(terminal: Terminal) -> None:
     done = terminal.run("campaign", "run", "data.jsonl")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("leanq: name the file for the results, such as: --out results.jsonl")
+    assert done.err.startswith("leanq: name the file for the results, such as --out results.jsonl")
 
 
 def test_a_difference_is_shown_once() -> None:
