@@ -278,22 +278,34 @@ class RedisStates:
         return self._home_of_state(hashlib.blake2b(key.encode(), digest_size=4).digest())
 
 
+# A state's own cost in a MemoryStates, beside its record.
+_EACH_BYTES = 256
+
+
 class MemoryStates:
     """States in this process, for one that has no Redis; see :class:`States`.
 
     It keeps no snapshots, since a caller that comes back to them has them on its disk.
+
+    Args:
+        most_bytes: the most that its records may have; the least recently used give way.
     """
 
     most_snapshot_bytes = 0
 
     def __init__(
-        self, state_ttl_s: float = 604_800.0, clock: Callable[[], float] = time.monotonic
+        self,
+        state_ttl_s: float = 604_800.0,
+        clock: Callable[[], float] = time.monotonic,
+        most_bytes: int = 256 << 20,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._ttl_s = state_ttl_s
         self._clock = clock
         # Least recently used first, with the time of use.
         self._records: dict[bytes, tuple[float, bytes]] = {}
+        self._bytes = 0
+        self._most_bytes = most_bytes
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
         for state, record in records.items():
@@ -337,12 +349,19 @@ class MemoryStates:
                 break
             unused.append(state)
         for state in unused:
-            del self._records[state]
+            self._drop(state)
         return len(unused)
 
     def _use(self, state: bytes, record: bytes) -> None:
-        self._records.pop(state, None)
+        self._drop(state)
         self._records[state] = (self._clock(), record)
+        self._bytes += _EACH_BYTES + len(record)
+        while self._bytes > self._most_bytes:
+            self._drop(next(iter(self._records)))
+
+    def _drop(self, state: bytes) -> None:
+        if found := self._records.pop(state, None):
+            self._bytes -= _EACH_BYTES + len(found[1])
 
 
 async def _put_chunk(queue: Queue, digest: str, chunk: bytes) -> None:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Generic, Self, TypeVar, Unpack
 
 from leanq.errors import ClosedError, LeanQError, UsageError
 from leanq.producer.loop_thread import LoopThread
@@ -37,8 +37,8 @@ class LeanQFuture(Future[_T]):
     other futures it can still be cancelled then.
 
     In a callback of one of the same client's futures, ``result()`` and ``exception()`` of a future
-    that has not ended raise UsageError, as do ``concurrent.futures.wait`` and ``as_completed``: the
-    callback runs in the thread that it would wait for.
+    that has not ended raise UsageError: the callback runs in the thread that it would wait for.
+    ``concurrent.futures.wait`` and ``as_completed`` are not told apart there, and wait for ever.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -67,16 +67,6 @@ class LeanQFuture(Future[_T]):
         """What the request ended with, if that is an error; waits and raises as :meth:`result`."""
         self._check_may_wait("exception()")
         return super().exception(timeout)
-
-    @property
-    def _waiters(self) -> list[Any]:
-        # Where concurrent.futures enters what it waits by; what it tells has ended by then.
-        self._check_may_wait("concurrent.futures.wait() or as_completed()")
-        return self._entered
-
-    @_waiters.setter
-    def _waiters(self, entered: list[Any]) -> None:
-        self._entered = entered
 
     def _check_may_wait(self, what: str) -> None:
         if self._thread and self._thread.is_current and not self.done():
