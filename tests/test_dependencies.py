@@ -17,6 +17,8 @@ import pytest
 from support.paths import ROOT
 from support.required import missing
 
+from leanq.errors import to_install
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Only these may import at their top what an extra brings; all others work without any extra.
 PARTS = {
@@ -153,4 +155,4 @@ def test_a_command_whose_extra_is_missing_names_it(command: str, extra: str) -> 
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("leanq: ")
     assert done.stderr.count("\n") == 1
-    assert f"pip install 'leanq[{extra}]'" in done.stderr
+    assert to_install(extra) in done.stderr

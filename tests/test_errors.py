@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,31 @@ def test_importing_leanq_loads_neither_lean_nor_what_only_commands_and_campaigns
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == []
+
+
+INSTALLED = (
+    (None, "pip install 'leanq[local]'"),
+    ("no JSON", "pip install 'leanq[local]'"),
+    (
+        '{"url": "file:///a%20b/leanq", "dir_info": {"editable": true}}',
+        "pip install -e '/a b/leanq[local]'",
+    ),
+    ('{"url": "file:///a/leanq", "dir_info": {}}', "pip install '/a/leanq[local]'"),
+    (
+        '{"url": "https://host/leanq.git", "vcs_info": {"vcs": "git", "commit_id": "0"}}',
+        "pip install 'leanq[local] @ git+https://host/leanq.git'",
+    ),
+)
+
+
+@pytest.mark.parametrize(("saved", "command"), INSTALLED)
+def test_a_missing_extra_is_installed_from_where_leanq_was(
+    saved: str | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "leanq-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: leanq\nVersion: 1.0\n")
+    if saved is not None:
+        (folder / "direct_url.json").write_text(saved)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert errors.to_install("local") == command

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from leanq.errors import UnavailableError, UsageError
+from leanq.errors import UnavailableError, UsageError, to_install
 from leanq.queue.settings import check_url, each_host
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def require_rq() -> None:
         import rq  # noqa: F401
     except ImportError:
         raise UsageError(
-            "campaigns as jobs need RQ, which is not installed: pip install 'leanq[campaigns]'"
+            f"campaigns as jobs need RQ, which is not installed: {to_install('campaigns')}"
         ) from None
 
 

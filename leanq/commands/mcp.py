@@ -10,7 +10,7 @@ import click
 from leanq.commands import options
 from leanq.commands.common import interruptible
 from leanq.commands.submit import client_at, queue_at
-from leanq.errors import UsageError
+from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
 from leanq.producer.request_builder import Check
 
@@ -30,7 +30,7 @@ def mcp(url: str | None, as_json: bool, embedded: bool, **how: Unpack[Check]) ->
     try:
         from leanq.trainers.mcp_server import make_server
     except ImportError as error:
-        raise UsageError(f"leanq mcp needs: pip install 'leanq[mcp]' ({error})") from None
+        raise UsageError(f"leanq mcp needs: {to_install('mcp')} ({error})") from None
     log_to_stderr(as_json)
     # The library would set up logging of its own beside ours.
     logging.getLogger().addHandler(logging.NullHandler())

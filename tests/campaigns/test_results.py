@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import tempfile
 import tracemalloc
@@ -23,7 +24,7 @@ from leanq.campaigns import tables
 from leanq.campaigns.dataset import BadRow, Row
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply, pack, read_results, write_results
-from leanq.errors import UsageError
+from leanq.errors import UsageError, to_install
 from leanq.queue.requests import (
     Failure,
     Message,
@@ -381,7 +382,7 @@ def test_without_pyarrow_a_campaign_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[data\]'"):
+    with pytest.raises(UsageError, match="needs pyarrow, .*: " + re.escape(to_install("data"))):
         Journal(str(tmp_path / "results.parquet"), {})
     assert left_in(tmp_path) == []
 
@@ -392,7 +393,7 @@ def test_without_pyarrow_nothing_is_touched(
     path = tmp_path / "results.parquet"
     path.write_text("old")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[data\]'"):
+    with pytest.raises(UsageError, match="needs pyarrow, .*: " + re.escape(to_install("data"))):
         write_results(str(path), some(1))
     with pytest.raises(UsageError, match="needs pyarrow"):
         list(read_results(str(path)))

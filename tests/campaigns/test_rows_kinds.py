@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from support.data_sets import ALL, TEXTS, put, read, resumes_everywhere, table
 
 from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, open_dataset
-from leanq.errors import UsageError
+from leanq.errors import UsageError, to_install
 
 # A folder
 
@@ -151,7 +152,7 @@ def test_a_row_group_is_not_held(tmp_path: Path) -> None:
 def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path / "data.parquet", id=[1], code=["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[data\]'"):
+    with pytest.raises(UsageError, match="needs pyarrow, .*: " + re.escape(to_install("data"))):
         open_dataset(str(path), Fields())
 
 

@@ -9,6 +9,8 @@ import pytest
 from support.records import done
 from support.terminals import Terminal, ended
 
+from leanq.errors import to_install
+
 WITHOUT_RQ = (
     sys.executable,
     "-c",
@@ -58,6 +60,6 @@ def test_jobs_say_what_to_install(terminal: Terminal, arguments: tuple[str, ...]
     said = ended(terminal.start("campaign", *arguments, program=WITHOUT_RQ))
     assert (said.code, said.out) == (2, "")
     expected = (
-        "leanq: campaigns as jobs need RQ, which is not installed: pip install 'leanq[campaigns]'"
+        f"leanq: campaigns as jobs need RQ, which is not installed: {to_install('campaigns')}"
     )
     assert said.err.splitlines() == [expected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from typing import Any, get_args
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.errors import InvalidRequestError, TooLargeError, UsageError, WireError
+from leanq.errors import InvalidRequestError, TooLargeError, UsageError, WireError, to_install
 from leanq.queue.requests import Reason, Reply, Sorry, Verdict
 from leanq.trainers.replay_entry import (
     MAX_ENTRY_BYTES,
@@ -135,5 +136,5 @@ def test_a_batch_is_columns_of_the_same_types_whatever_is_in_it() -> None:
 
 def test_columns_without_pyarrow_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'leanq\[data\]'"):
+    with pytest.raises(UsageError, match=re.escape(to_install("data"))):
         ReplayBatch().to_arrow()

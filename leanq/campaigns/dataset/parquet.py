@@ -9,7 +9,7 @@ from typing import Any
 
 from leanq.campaigns.dataset.jsonl import ends_hash
 from leanq.campaigns.dataset.row import BadRow, Fields, Row, read_row
-from leanq.errors import UsageError
+from leanq.errors import UsageError, to_install
 
 # Rows decoded at a time: fewer if they are large on average.
 _BATCH_ROWS = 256
@@ -128,7 +128,7 @@ def pyarrow(path: str) -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError(
-            f"{path}: Parquet needs pyarrow, which is not installed: pip install 'leanq[data]'"
+            f"{path}: Parquet needs pyarrow, which is not installed: {to_install('data')}"
         ) from None
 
 
