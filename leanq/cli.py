@@ -7,6 +7,7 @@ Each command is a file of :mod:`leanq.commands`, imported when it is called; exi
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -29,6 +30,7 @@ from leanq.errors import LeanQError
 
 # Commands whose file has another name.
 _MODULES = {"resume": "pause"}
+_FOLDERS = "TMPDIR for what passes, LEANQ_CACHE for what is kept"
 _GROUPS = {
     "Check": ("submit", "verify", "step", "state", "extract", "mcp"),
     "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
@@ -70,13 +72,23 @@ def main() -> None:
             code = EXIT_INFRASTRUCTURE
             # This stream itself may refuse the text.
             with contextlib.suppress(OSError):
-                click.echo(f"leanq: {error}", err=True)
+                click.echo(f"leanq: {_told(error)}", err=True)
     try:
         sys.stderr.flush()
     except OSError:
         # Otherwise the interpreter's own flush fails, and makes the exit code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)
+
+
+def _told(error: OSError) -> str:
+    """Returns what an error of a file says, and what to do."""
+    said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{said}; free some room, or name folders on another disk: {_FOLDERS}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{said}; let this user in there, or name other folders: {_FOLDERS}"
+    return said
 
 
 class _Tree(click.Group):

@@ -23,6 +23,7 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError, UnavailableError
+from leanq.fleet.durations import duration
 from leanq.fleet.stats import degraded_of, info_of
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
@@ -44,6 +45,7 @@ from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
 _FULL = 0.97  # share of maxmemory
+_CLOCKS_AGREE_S = 60.0
 _REMEDY_OF_FORKS = (
     "it needs x86-64, process and mount namespaces (see the sandbox's line), and a Lean of the "
     "official layout, with lib/lean/libleanshared.so; leanq worker --no-fork-server is silent of it"
@@ -144,12 +146,12 @@ async def server_findings(url: str | None) -> list[Finding]:
             return [Finding("server", False, str(error))]
         return [Finding("server", True, f"embedded, {about} ({program})")]
     try:
-        about, workers = await _ask_server(Settings.load(url, os.environ))
+        about, warnings = await _ask_server(Settings.load(url, os.environ))
     except LeanQError as error:
         return [Finding("server", False, f"{error}{_hint(url, str(error))}")]
     works = "evicts" not in about and "is full" not in about
     found = Finding("server", works, f"{without_password(url)}, {about}")
-    return [found, *(Finding("worker", True, each, warns=True) for each in workers)]
+    return [found, *warnings]
 
 
 def _hint(url: str, failed: str) -> str:
@@ -165,25 +167,31 @@ def _hint(url: str, failed: str) -> str:
     return ""
 
 
-async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
-    """Examines a server, and looks for workers that are slower than they should be."""
+async def _ask_server(settings: Settings) -> tuple[str, list[Finding]]:
+    """Examines a server and its clock, and looks for workers that are slower than they should
+    be."""
     queue = Queue(settings)
     try:
         info = await _info(queue)
         await check_shape(queue)
+        ahead_s = await queue.clock_s() - time.time()
         may_look = "maxmemory_policy" in info
         workers = (await queue.status()).workers if may_look else ()
     finally:
         await queue.close()
-    slow = [
-        f"{name} on {row.worker}: {why}"
+    warnings = [
+        Finding("worker", True, f"{name} on {row.worker}: {why}", warns=True)
         for row in workers
         for name, why in degraded_of(info_of(row.info)).items()
     ]
     version = info.get("valkey_version") or info.get("redis_version", "?")
+    if abs(ahead_s) > _CLOCKS_AGREE_S:
+        side = "ahead of" if ahead_s > 0 else "behind"
+        text = f"is {duration(abs(ahead_s))} {side} this machine's; leanq's times are the server's"
+        warnings.append(Finding("clock", True, text, warns=True))
     if not may_look:
         text = "this user may not ask for its eviction policy and its workers, an observer may"
-        return f"version {version}; {text}", []
+        return f"version {version}; {text}", warnings
     policy = str(info["maxmemory_policy"])
     text = f"version {version}, maxmemory-policy {policy}"
     if policy.startswith("allkeys"):
@@ -194,7 +202,7 @@ async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
             f"; it is full ({used >> 20} of {limit >> 20} MiB) and takes no requests: enlarge it, "
             "or lower LEANQ_REPLY_TTL_S or LEANQ_SNAPSHOT_MB"
         )
-    return text, slow
+    return text, warnings
 
 
 async def _info(queue: Queue) -> Mapping[str, Any]:

@@ -516,6 +516,11 @@ class Queue:
             },
         )
 
+    async def clock_s(self) -> float:
+        """The server's time, in seconds since 1970."""
+        ((seconds, microseconds),) = await self._commands.ask(("TIME",))
+        return int(seconds) + int(microseconds) / 1_000_000
+
     async def living(self) -> list[bytes]:
         """What each living worker says of itself; a client's user may ask this."""
         ((seconds, _),) = await self._commands.ask(("TIME",))

@@ -34,7 +34,8 @@ from leanq.lean.steps.holes import find_holes
 from leanq.producer.loop_thread import LoopThread
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
 from leanq.producer.route import Route, Waiter
-from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict
+from leanq.producer.shard_client import conflict
+from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict, content_of
 from leanq.queue.settings import Settings
 from leanq.queue.wire import unpack_request
 
@@ -88,6 +89,7 @@ class FakeFleet:
     _rules: list[_Rule] = field(default_factory=list)
     _states: dict[str, str] = field(default_factory=dict)
     _replies: dict[str, Reply] = field(default_factory=dict)
+    _contents: dict[str, str] = field(default_factory=dict)
 
     def on(
         self,
@@ -122,6 +124,9 @@ class FakeFleet:
             raise UnknownEnvironmentError(
                 f"no worker has ever offered the environment {environment!r}; known: {known}"
             )
+        content = content_of(environment, submission.digest)
+        if self._contents.setdefault(submission.request_id, content) != content:
+            raise conflict(submission.request_id)
         waiter.acknowledged()
         if (reply := self._replies.get(submission.request_id)) is not None:
             return reply

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ async def test_doctor_and_status_say_that_a_server_is_full() -> None:
             CliRunner().invoke, cli, ["status", "--url", server.settings.url]
         )
         assert "of the server's maxmemory; a full server takes no requests" in done.output
+
+
+async def test_doctor_says_that_the_clocks_differ(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time() - 7300
+    monkeypatch.setattr("leanq.commands.doctor.time.time", lambda: now_s)
+    server, clock = await server_findings(settings.url)
+    assert (server.works, clock.what, clock.works, clock.warns) == (True, "clock", True, True)
+    assert "2 h ahead of this machine's" in clock.text
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from support.waiting import eventually
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (
     ClosedError,
+    ConflictError,
     InvalidRequestError,
     LostError,
     UnavailableError,
@@ -97,6 +98,13 @@ def test_a_name_that_is_used_again_has_the_same_reply(client: LeanQClient) -> No
     again = client.check(f"{THEOREM}h", request_id=name).result(DEADLINE_S)
     (attached,) = client.attach([name])
     assert attached.result(DEADLINE_S).verdict == again.verdict == first.verdict == "accepted"
+
+
+def test_a_name_that_is_used_again_for_something_else_is_a_conflict(client: LeanQClient) -> None:
+    name = f"0-other{os.getpid()}"
+    assert client.check(f"{THEOREM}h", request_id=name).result(DEADLINE_S).verdict == "accepted"
+    with pytest.raises(ConflictError, match=name):
+        client.check(f"{THEOREM}h -- x", request_id=name).result(DEADLINE_S)
 
 
 def test_a_client_that_is_closed_takes_nothing(client: LeanQClient) -> None:
