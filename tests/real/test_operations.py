@@ -202,7 +202,7 @@ STATEMENTS = {
     "(p : Nat → Prop) (h : ∃ n, p n) : ¬ ∀ n, ¬ p n := fun k => h.elim k": (
         "∀ (p : Nat → Prop), (∃ (n : Nat), p n) → ¬∀ (n : Nat), ¬p n"
     ),
-    "(a b : Int) (h : a ≤ b) : a - b ≤ 0 := by omega": "∀ (a b : Int), a ≤ b → a - b ≤ 0",
+    "(a b : Int) (h : a ≤ b) : a - b ≤ 0 := by omega": "∀ (a b : Int), a ≤ b → a - b ≤ (0 : Int)",
     "(n : Nat) (h : n ∈ [1, 2]) : n ≤ 2 := by simp at h; omega": (
         "∀ (n : Nat), n ∈ [1, 2] → n ≤ 2"
     ),
