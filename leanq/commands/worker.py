@@ -127,8 +127,8 @@ def worker(
 ) -> None:
     """Run requests of the queue until SIGTERM, then drain.
 
-    With --json it logs JSON lines. If Lean does not work on this machine, it ends with code 3; its
-    claimed requests go back to the queue, and the attempt does not count against them.
+    With --json it logs JSON lines. If Lean does not work on this machine, it ends with code 3. Its
+    claimed requests then go back to the queue, and the attempt does not count against them.
     """
     settings = queue_settings(url)
     log_to_stderr(as_json)

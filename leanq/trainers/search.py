@@ -403,8 +403,8 @@ def _distinct(suggestions: Sequence[Suggestion | str]) -> Iterator[Suggestion]:
 
 
 def proof_texts(statement: str, tactics: Sequence[str]) -> Iterator[str]:
-    """Yields the statement with these tactics in place of its sorry: as people write it, and then
-    within braces, since a text of several lines may not stand everywhere."""
+    """Yields the statement with these tactics in place of its sorry: first as people write it, then
+    within braces. A text of several lines may not stand everywhere without them."""
     (hole,) = find_holes(statement)
     before, behind = statement[: hole.offset], statement[hole.offset + len("sorry") :]
     texts = [read_tactic(tactic).text for tactic in tactics]

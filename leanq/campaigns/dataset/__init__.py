@@ -49,8 +49,8 @@ def open_dataset(path: str, fields: Fields) -> Dataset:
     """Opens the data set at ``path``: a folder, or a file whose suffix names its kind.
 
     Raises:
-        UsageError: there is nothing, or nothing of these kinds; it cannot be read; a Parquet file
-            lacks a column that ``fields`` names, or pyarrow is missing; or a folder has no
+        UsageError: the path leads to nothing, to another kind of file, or to one that cannot be
+            read; a Parquet file lacks a named column, or pyarrow is missing; a folder has no
             ``.lean`` files.
     """
     if path == "-":

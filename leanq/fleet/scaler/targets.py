@@ -64,8 +64,8 @@ class Idleness:
         }
 
     def first_to_go(self, seen: FleetStats) -> list[WorkerRow]:
-        """Returns the living workers in the order in which they go: those that hold least, then
-        those that have been idle for longest, then the youngest, which are the least warm."""
+        """Returns the living workers in the order in which they go. First come those that hold
+        least, then those idle for longest, then the youngest, which are the least warm."""
 
         def rank(row: WorkerRow) -> tuple[int, float, float]:
             started = info_of(row.info).get("started")

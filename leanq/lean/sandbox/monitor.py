@@ -364,7 +364,7 @@ def _keep_only(fds: Sequence[int], report: int) -> None:
     """Makes these the standard streams, and closes all other descriptors but ``report``.
 
     It closes Lean's own ones too, which all forks would share. Call it before the fork: libuv makes
-    a pipe in each fork, and the next fork closes that number, even if it belongs to a program that
+    a pipe in each fork. The next fork would close that number, even if it belongs to a program that
     Lean starts. So that pipe has to stay.
     """
     for number, fd in enumerate(fds):

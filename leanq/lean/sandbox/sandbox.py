@@ -201,9 +201,9 @@ class Sandbox:
     def prepare(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
         """Starts a program ahead of its input, in case :meth:`run` is asked for just this one.
 
-        It must be trusted until it has read its input: it has no limits as long as it waits, and
-        its start does not count against the limits to come. It serves one ``run`` at most, and a
-        ``run`` of another program ends it. Raises SandboxError as :meth:`start`.
+        Trust it until it has read its input: it waits without limits, and its start does not count
+        against the limits to come. It serves one ``run`` at most, and a ``run`` of another program
+        ends it. Raises SandboxError as :meth:`start`.
         """
         program = _Program(tuple(argv), dict(env), cwd)
         self._launch(program, None)

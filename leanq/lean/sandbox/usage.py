@@ -41,10 +41,10 @@ def descendants() -> Iterator[int]:
 class UsageSampler:
     """The usage of all descendants since this was made, as of the last sample.
 
-    CPU time is the larger of two sums, each of which can only miss something. They add the times
-    that parents inherit when they wait for a child, and the times seen of each process itself. The
-    first misses children that no process waits for, such as those of a killed namespace. The second
-    misses processes that end between two samples.
+    CPU time is the larger of two sums, each of which can only miss something. One adds the times
+    that parents inherit when they wait for a child, the other the times seen of each process
+    itself. The first misses children that no process waits for, such as those of a killed
+    namespace. The second misses processes that end between two samples.
 
     For a program with many processes, the time to look at them counts as its own. It could
     otherwise cost half a CPU by doing nothing.

@@ -270,7 +270,7 @@ def _remove_if_left(folder: Path) -> None:
 def _stamp(file: Path) -> tuple[int, ...]:
     """Returns what tells a file from another, and changes when its content is written.
 
-    The time of its inode's last change does not serve, though no program can set it: every new or
+    The time of its inode's last change does not serve, though no program can set it. Every new or
     removed link to the file moves it, and snapshots are exposed as links.
     """
     stat = file.stat()
