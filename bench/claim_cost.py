@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
+from queues import Queue, every_shard
 from runner import leave_on_sigterm
 from servers import server
 
-from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings
 
 # Short rounds, so that what else the machine does weighs on both calls of a round alike.

@@ -1,7 +1,7 @@
 """A fleet and its client in simulation: one process that makes the calls of thousands of workers.
 
 What a worker's pump and a client's shard_client ask of the server is asked here in turn, through
-the same methods of :class:`leanq.queue.queue.Queue`, on the two connections of one queue. So the
+the same methods of :class:`queues.Queue`, on the two connections of one queue. So the
 server does all that it would do for so many workers, but for their connections and wake-ups.
 """
 
@@ -18,10 +18,10 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from queues import Queue
 
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Job, Queued, Settlement, Submission, Times, times_of
 

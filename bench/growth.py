@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
+from queues import Queue
 from servers import cluster
 
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 _REQUESTS = 8000

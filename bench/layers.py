@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from processes import cpu_s, descendants
+from queues import every_shard
 
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import ForkRules
@@ -31,7 +32,6 @@ from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.prefixes import PrefixRules
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.local import EmbeddedServer, embedded_settings
-from leanq.queue.queue import every_shard
 from leanq.queue.requests import Reply, Request
 from leanq.states import RedisStates, States
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
+from queues import every_shard
 from servers import cluster, cpu_s
 
-from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 
 SLOTS = 8

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from processes import Run, process, run
+from queues import Queue
 
 import leanq
 from leanq.lean.environment import Environment, open_environment
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")

@@ -22,7 +22,7 @@ from msgspec import structs
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer, embedded_settings
 from leanq.producer.request_builder import RequestBuilder
-from leanq.queue.queue import look
+from leanq.queue.operator_queue import look
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
 

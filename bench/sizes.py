@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleet import PAYLOAD_BYTES, Fleet, Load, look
+from queues import Queue
 from servers import server
 
 from leanq.client import LeanQClient
 from leanq.lean.echo import EchoDriver
 from leanq.producer.request_builder import RequestBuilder
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_request

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from leanq.errors import QueueFullError
-from leanq.queue.queue import Queue
+from leanq.queue.shard import Shard
 
 CHUNK_BYTES = 4 << 20
 """The largest chunk of a snapshot: far below any server's limit, and soon over the wire."""
@@ -118,20 +118,20 @@ def parent_of(record: bytes) -> bytes | None:
 
 
 class RedisStates:
-    """States in the shards of a queue, over its connections; see :class:`States`.
+    """States in the shards of a shard, over its connections; see :class:`States`.
 
     Every method raises UnavailableError where a server cannot be reached. All but ``collect`` can
     simply be called again, and that too.
     """
 
-    def __init__(self, queues: Sequence[Queue]) -> None:
+    def __init__(self, shards: Sequence[Shard]) -> None:
         self.counts: Counter[str] = Counter()
-        self._queues = queues
-        settings = queues[0].settings
+        self._shards = shards
+        settings = shards[0].settings
         # States are used by the hour; the one that has begun is not over.
         self._ttl_hours = math.ceil(settings.state_ttl_s / _HOUR_S)
         self._ttl_ms = int(settings.state_ttl_s * 1000)
-        self._budget_bytes = (settings.snapshot_mb << 20) // len(queues)
+        self._budget_bytes = (settings.snapshot_mb << 20) // len(shards)
 
     @property
     def most_snapshot_bytes(self) -> int:
@@ -144,13 +144,13 @@ class RedisStates:
         for parent in list(map(parent_of, entries.values())):
             if parent is not None:
                 entries.setdefault(parent, b"")
-        shards: dict[Queue, list[tuple[str, bytes, bytes]]] = {}
+        shards: dict[Shard, list[tuple[str, bytes, bytes]]] = {}
         for state, record in entries.items():
             row = (state.hex()[:3], state[1:], record)
             shards.setdefault(self._home_of_state(state), []).append(row)
-        for queue, rows in shards.items():
+        for shard, rows in shards.items():
             for start in range(0, len(rows), _KEPT_AT_ONCE):
-                await queue.run("state_keep", records=rows[start : start + _KEPT_AT_ONCE])
+                await shard.run("state_keep", records=rows[start : start + _KEPT_AT_ONCE])
 
     async def recall(self, state: str) -> list[bytes] | None:
         records: list[bytes] = []
@@ -160,7 +160,7 @@ class RedisStates:
             found: list[bytes] = []
             if left:
                 found = await self._home_of_state(at).run(
-                    "state_recall", id=at, shards=len(self._queues), max_records=left
+                    "state_recall", id=at, shards=len(self._shards), max_records=left
                 )
             records += found
             try:
@@ -177,36 +177,36 @@ class RedisStates:
 
         The first eight digits say in which shard and bucket a state is, so one bucket is read.
         """
-        queue = self._home_of_state(bytes.fromhex(prefix[:8]))
+        shard = self._home_of_state(bytes.fromhex(prefix[:8]))
         # A bucket has the first three digits; its fields lack the first two.
-        bucket = f"{queue.keys.tag}:states:{prefix[:3]}"
-        fields: Any = await queue.call(lambda c: c.hkeys(bucket))
+        bucket = f"{shard.keys.tag}:states:{prefix[:3]}"
+        fields: Any = await shard.call(lambda c: c.hkeys(bucket))
         ids = (f"{prefix[:2]}{field.hex()}" for field in fields)
         return sorted(state for state in ids if state.startswith(prefix))
 
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
-        queue = self._home_of_key(key)
+        shard = self._home_of_key(key)
         size = snapshot.size_bytes
         kept = False
         if size <= self.most_snapshot_bytes:
             try:
-                kept = await self._bring(queue, key, snapshot)
+                kept = await self._bring(shard, key, snapshot)
             except QueueFullError:
                 await self.drop_snapshot(key)
         self.counts["refused"] += not kept
         return kept
 
-    async def _bring(self, queue: Queue, key: str, snapshot: Packed) -> bool:
-        if await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms):
+    async def _bring(self, shard: Shard, key: str, snapshot: Packed) -> bool:
+        if await shard.run("snapshot_find", key=key, ttl_ms=self._ttl_ms):
             return True
         hashes = [await asyncio.to_thread(_hash, chunk) for chunk in snapshot.chunks]
-        missing = await self._make_room(queue, key, snapshot.size_bytes, hashes)
+        missing = await self._make_room(shard, key, snapshot.size_bytes, hashes)
         if missing is None:
             return False
         for place in missing:
             # One at a time, since others wait for the connection.
-            await _put_chunk(queue, hashes[place - 1], snapshot.chunks[place - 1])
-        kept = await queue.run(
+            await _put_chunk(shard, hashes[place - 1], snapshot.chunks[place - 1])
+        kept = await shard.run(
             "snapshot_keep",
             key=key,
             manifest=snapshot.manifest,
@@ -216,13 +216,13 @@ class RedisStates:
         return bool(kept)
 
     async def find_snapshot(self, key: str) -> Packed | None:
-        queue = self._home_of_key(key)
-        answer = await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms)
+        shard = self._home_of_key(key)
+        answer = await shard.run("snapshot_find", key=key, ttl_ms=self._ttl_ms)
         fault = "missing"
         if answer:
             manifest, *hashes = answer
             try:
-                chunks = [await _read_chunk(queue, digest.decode()) for digest in hashes]
+                chunks = [await _read_chunk(shard, digest.decode()) for digest in hashes]
             except ValueError as error:
                 fault = str(error)
             else:
@@ -234,19 +234,19 @@ class RedisStates:
         return None
 
     async def begin_snapshot(self, key: str) -> bool:
-        queue = self._home_of_key(key)
-        name = f"{queue.keys.tag}:making:{key}"
-        taken = await queue.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
+        shard = self._home_of_key(key)
+        name = f"{shard.keys.tag}:making:{key}"
+        taken = await shard.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
         return bool(taken)
 
     async def drop_snapshot(self, key: str) -> None:
         await self._make_room(self._home_of_key(key), key, 0, [])
 
     async def collect(self) -> int:
-        return sum(await asyncio.gather(*map(self._collect, self._queues)))
+        return sum(await asyncio.gather(*map(self._collect, self._shards)))
 
-    async def _collect(self, queue: Queue) -> int:
-        answer = await queue.run(
+    async def _collect(self, shard: Shard) -> int:
+        answer = await shard.run(
             "state_collect",
             unused_hours=self._ttl_hours,
             buckets=BUCKETS,
@@ -254,13 +254,13 @@ class RedisStates:
         )
         if answer["ended"]:
             # Accounts of snapshots that expired, too.
-            await self._make_room(queue, "", 0, [])
+            await self._make_room(shard, "", 0, [])
         return int(answer["removed"])
 
     async def _make_room(
-        self, queue: Queue, key: str, size: int, hashes: Sequence[str]
+        self, shard: Shard, key: str, size: int, hashes: Sequence[str]
     ) -> list[int] | None:
-        missing: list[int] | None = await queue.run(
+        missing: list[int] | None = await shard.run(
             "snapshot_room",
             key=key,
             bytes=size,
@@ -271,10 +271,10 @@ class RedisStates:
         )
         return missing
 
-    def _home_of_state(self, state: bytes) -> Queue:
-        return self._queues[int.from_bytes(state[:4], "big") % len(self._queues)]
+    def _home_of_state(self, state: bytes) -> Shard:
+        return self._shards[int.from_bytes(state[:4], "big") % len(self._shards)]
 
-    def _home_of_key(self, key: str) -> Queue:
+    def _home_of_key(self, key: str) -> Shard:
         return self._home_of_state(hashlib.blake2b(key.encode(), digest_size=4).digest())
 
 
@@ -364,19 +364,19 @@ class MemoryStates:
             self._bytes -= _EACH_BYTES + len(found[1])
 
 
-async def _put_chunk(queue: Queue, digest: str, chunk: bytes) -> None:
-    name = _chunk(queue, digest)
-    await queue.call(lambda client: client.set(name, chunk, px=_COMING_MS))
+async def _put_chunk(shard: Shard, digest: str, chunk: bytes) -> None:
+    name = _chunk(shard, digest)
+    await shard.call(lambda client: client.set(name, chunk, px=_COMING_MS))
 
 
-async def _read_chunk(queue: Queue, digest: str) -> bytes:
+async def _read_chunk(shard: Shard, digest: str) -> bytes:
     """Returns the chunk that has this hash.
 
     Raises:
         ValueError: it is ``missing`` or ``damaged``.
     """
-    name = _chunk(queue, digest)
-    chunk: Any = await queue.call(lambda client: client.get(name))
+    name = _chunk(shard, digest)
+    chunk: Any = await shard.call(lambda client: client.get(name))
     if chunk is None:
         raise ValueError("missing")
     if await asyncio.to_thread(_hash, chunk) != digest:
@@ -384,8 +384,8 @@ async def _read_chunk(queue: Queue, digest: str) -> bytes:
     return cast("bytes", chunk)
 
 
-def _chunk(queue: Queue, digest: str) -> str:
-    return f"{queue.keys.tag}:chunk:{digest}"
+def _chunk(shard: Shard, digest: str) -> str:
+    return f"{shard.keys.tag}:chunk:{digest}"
 
 
 def _hash(data: bytes) -> str:

@@ -21,9 +21,9 @@ from leanq.consumer.consumer import Consumer, WorkerTimings
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape
+from leanq.queue.shard import Shard
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
@@ -51,7 +51,7 @@ class Worker:
         drivers: one for each environment that it offers.
         slots: requests at a time.
         grace_s: seconds from :meth:`stop` to the end, unless that says otherwise.
-        queues: its connections to the shards, in order; its own unless given.
+        shards: its connections to the shards, in order; its own unless given.
         timings: how long it waits for what.
 
     Raises (from :meth:`run`):
@@ -68,7 +68,7 @@ class Worker:
         *,
         slots: int,
         grace_s: float = 10.0,
-        queues: Sequence[Queue] | None = None,
+        shards: Sequence[Shard] | None = None,
         timings: WorkerTimings | None = None,
     ) -> None:
         timings = timings or WorkerTimings()
@@ -88,13 +88,13 @@ class Worker:
             "started": time.time(),
             "environments": list(self.drivers),
         }
-        queues = queues or Queue.each(settings)
-        self._queue = queues[0]
+        shards = shards or Shard.each(settings)
+        self._shard = shards[0]
         self.consumers = [
-            Consumer(self.id, queue, self.drivers, self.slot_pool, info, timings)
-            for queue in queues
+            Consumer(self.id, shard, self.drivers, self.slot_pool, info, timings)
+            for shard in shards
         ]
-        self._states = RedisStates(queues)
+        self._states = RedisStates(shards)
         self._collect_every_s = settings.lease_s
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
@@ -153,7 +153,7 @@ class Worker:
         pause_s = _REJOIN_LEAST_S
         while True:
             try:
-                await announce_shape(self._queue)
+                await announce_shape(self._shard)
                 await self._join_all()
             except LoginError:
                 # Waiting does not mend it; whatever restarts the worker does so with its backoff.

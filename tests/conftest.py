@@ -23,6 +23,7 @@ from support.eager_forks import EagerForkServer
 from support.fleets import Recorder, look, serving, sweep, working
 from support.gateways import Gateway, Scripted, new_gateway
 from support.pools import new_pool
+from support.queues import Queue
 from support.required import missing
 from support.servers import Server, own_server
 from support.shards import LEASE_MS, Shard, open_shard
@@ -33,7 +34,6 @@ from leanq.client import AsyncLeanQClient
 from leanq.lean import lean_driver
 from leanq.lean.environment import Environment, open_environment
 from leanq.local import EmbeddedServer, Pool, find_server
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 # Machines are shared and noisy, and a failure must come back when it is looked for.

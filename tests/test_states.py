@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.queues import every_shard
 from support.shards import with_test_clock
 from support.stores import (
     HOUR_MS,
@@ -26,18 +27,17 @@ from support.stores import (
 )
 from support.waiting import eventually
 
-import leanq.queue.queue
+import leanq.queue.shard
 import leanq.states
 from leanq.errors import QueueFullError, UnavailableError
 from leanq.local import EmbeddedServer
-from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 from leanq.states import MemoryStates, Packed, RedisStates, States
 
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from support.shards import with_test_clock
 from support.stores import HOUR_MS, HOURS, ROOT, child, collect_all, digest, early, open_store
 
-import leanq.queue.queue
+import leanq.queue.shard
 import leanq.states
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_store_does_as_the_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
     monkeypatch.setattr(leanq.states, "BUCKETS", 2)
     Machine.server = server
     run_state_machine_as_test(

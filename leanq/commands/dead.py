@@ -17,7 +17,7 @@ from leanq.errors import InvalidRequestError, WireError
 from leanq.fleet.dead_letters import send_again
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
-from leanq.queue.queue import Queue, every_shard
+from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import DeadLetter
 
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ def dead() -> None:
 def list_(url: str | None, as_json: bool, limit: int) -> None:
     """Show the dead letters, the newest first."""
 
-    async def look(queues: Sequence[Queue]) -> tuple[list[dict[str, Any]], bool]:
+    async def look(queues: Sequence[OperatorQueue]) -> tuple[list[dict[str, Any]], bool]:
         found = [
             (queue, request_id)
             for queue in queues
@@ -84,7 +84,7 @@ def show(request_id: str, url: str | None, as_json: bool) -> None:
     REQUEST_ID may be cut to its first characters, at least eight after the dash.
     """
 
-    async def find(queues: Sequence[Queue]) -> DeadLetter:
+    async def find(queues: Sequence[OperatorQueue]) -> DeadLetter:
         (whole,) = await _whole_ids(queues, [request_id])
         return await _letter(queues, whole)
 
@@ -114,7 +114,7 @@ def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     reply.
     """
 
-    async def send(queues: Sequence[Queue]) -> None:
+    async def send(queues: Sequence[OperatorQueue]) -> None:
         # Print each at once: the next may fail, and nothing else tells the new id.
         for old in await _whole_ids(queues, request_ids):
             new = await send_again(queues[shard_of(old)], await _letter(queues, old))
@@ -131,7 +131,7 @@ def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 def drop(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
 
-    async def remove(queues: Sequence[Queue]) -> None:
+    async def remove(queues: Sequence[OperatorQueue]) -> None:
         for request_id in await _whole_ids(queues, request_ids):
             if await queues[shard_of(request_id)].drop_dead(request_id):
                 click.echo(
@@ -143,7 +143,7 @@ def drop(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     _run(url, remove)
 
 
-async def _letter(queues: Sequence[Queue], request_id: str) -> DeadLetter:
+async def _letter(queues: Sequence[OperatorQueue], request_id: str) -> DeadLetter:
     shard = shard_of(request_id)
     letter = await queues[shard].dead_letter(request_id) if shard < len(queues) else None
     if letter is None:
@@ -153,7 +153,7 @@ async def _letter(queues: Sequence[Queue], request_id: str) -> DeadLetter:
     return letter
 
 
-async def _whole_ids(queues: Sequence[Queue], texts: Iterable[str]) -> list[str]:
+async def _whole_ids(queues: Sequence[OperatorQueue], texts: Iterable[str]) -> list[str]:
     """Returns the id of the one dead letter that begins with each text; raises before anything is
     done."""
     newest: dict[int, dict[str, None]] = {}
@@ -192,9 +192,9 @@ def _record(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _run(url: str | None, work: Callable[[Sequence[Queue]], Awaitable[_T]]) -> _T:
+def _run(url: str | None, work: Callable[[Sequence[OperatorQueue]], Awaitable[_T]]) -> _T:
     async def run() -> _T:
-        async with every_shard(queue_settings(url)) as queues:
+        async with every_queue(queue_settings(url)) as queues:
             return await work(queues)
 
     return asyncio.run(run())

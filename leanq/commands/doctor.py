@@ -37,10 +37,11 @@ from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
 from leanq.local import EmbeddedServer, embedded_settings, find_server
-from leanq.queue.queue import Queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
 from leanq.queue.shape import check_shape
+from leanq.queue.shard import Shard
 from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
@@ -170,15 +171,15 @@ def _hint(url: str, failed: str) -> str:
 async def _ask_server(settings: Settings) -> tuple[str, list[Finding]]:
     """Examines a server and its clock, and looks for workers that are slower than they should
     be."""
-    queue = Queue(settings)
+    shard = Shard(settings)
     try:
-        info = await _info(queue)
-        await check_shape(queue)
-        ahead_s = await queue.clock_s() - time.time()
+        info = await _info(shard)
+        await check_shape(shard)
+        ahead_s = await shard.clock_s() - time.time()
         may_look = "maxmemory_policy" in info
-        workers = (await queue.status()).workers if may_look else ()
+        workers = (await OperatorQueue(shard).status()).workers if may_look else ()
     finally:
-        await queue.close()
+        await shard.close()
     warnings = [
         Finding("worker", True, f"{name} on {row.worker}: {why}", warns=True)
         for row in workers
@@ -205,13 +206,13 @@ async def _ask_server(settings: Settings) -> tuple[str, list[Finding]]:
     return text, warnings
 
 
-async def _info(queue: Queue) -> Mapping[str, Any]:
+async def _info(shard: Shard) -> Mapping[str, Any]:
     """Returns what the server says of itself: little to the user of a client or a worker."""
     try:
-        return await queue.ping()
+        return await shard.ping()
     except UnavailableError as refused:
         try:
-            hello = await queue.call(_hello)
+            hello = await shard.call(_hello)
         except UnavailableError:
             raise refused from None
     return {"redis_version": hello.get(b"version", b"?").decode()}

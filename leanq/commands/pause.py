@@ -12,7 +12,7 @@ import click
 from leanq.commands import options
 from leanq.commands.common import queue_settings
 from leanq.errors import UnknownEnvironmentError, UsageError
-from leanq.queue.queue import Queue, every_shard
+from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.settings import Settings, check_name
 
 _which = options.combined(
@@ -63,21 +63,21 @@ async def _hold_back(
     settings: Settings, kind: Literal["environment", "tenant"], name: str, paused: bool
 ) -> tuple[bool, list[str]]:
     """Returns whether that changed anything, and what is paused now."""
-    async with every_shard(settings) as queues:
+    async with every_queue(settings) as queues:
         if kind == "environment":
             await _check_environment(queues, name)
         changed = any([await queue.set_paused(kind, name, paused=paused) for queue in queues])
-        held = sorted(await queues[0].paused())
+        held = sorted(await queues[0].shard.paused())
     kinds = {"e": "environment", "t": "tenant"}
     return changed, [f"{kinds.get(each[:1], each[:1])} {each[2:]}" for each in held]
 
 
-async def _check_environment(queues: Sequence[Queue], name: str) -> None:
+async def _check_environment(queues: Sequence[OperatorQueue], name: str) -> None:
     """Raises UnknownEnvironmentError for an environment that is neither offered nor paused."""
-    known = {known for queue in queues for known in await queue.environments()}
+    known = {known for queue in queues for known in await queue.shard.environments()}
     if name in known:
         return
-    if f"e:{name}" in await queues[0].paused():
+    if f"e:{name}" in await queues[0].shard.paused():
         return
     names = f"known: {', '.join(sorted(known))}" if known else "no environment is known"
     raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}; {names}")

@@ -14,8 +14,9 @@ import click
 from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError
 from leanq.fleet.stats import environments_in, info_of
 from leanq.producer.request_builder import Check
-from leanq.queue.queue import Queue
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import Settings, without_password
+from leanq.queue.shard import Shard
 
 _LOOK_AFTER_S = 3.0
 # The time doubles between looks, since living workers send a lot about themselves.
@@ -44,9 +45,9 @@ async def explain_silence(
     before, alone_since_s = 0, time.monotonic()
     every_s = _LOOK_AFTER_S if wait_s is None else min(_LOOK_AFTER_S, wait_s)
     async with contextlib.AsyncExitStack() as stack:
-        queues = [Queue(settings) for settings in clusters]
+        queues = [ClientQueue(Shard(settings)) for settings in clusters]
         for queue in queues:
-            stack.push_async_callback(queue.close)
+            stack.push_async_callback(queue.shard.close)
         while queues:
             await asyncio.sleep(every_s)
             every_s = min(2 * every_s, _LOOK_EVERY_S)
@@ -69,17 +70,17 @@ async def explain_silence(
     raise AssertionError  # nothing sets the event
 
 
-async def _why(queues: Sequence[Queue], how: Check) -> tuple[set[str], bool]:
+async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], bool]:
     """Returns what may hold requests up, and whether no worker is alive for them."""
     env, tenant = how["env"], how["tenant"]
     failed: set[str] = set()
     held: set[str] = set()
     served = False
     for queue in queues:
-        name = without_password(queue.settings.url)
+        name = without_password(queue.shard.settings.url)
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
-                workers, paused = await queue.living(), await queue.paused()
+                workers, paused = await queue.living(), await queue.shard.paused()
         except NotPermittedError:
             # This user may not ask.
             return set(), False
@@ -101,8 +102,8 @@ async def _why(queues: Sequence[Queue], how: Check) -> tuple[set[str], bool]:
     return {f"{text} (leanq worker)"}, True
 
 
-def _given_up(queues: Sequence[Queue], env: str, wait_s: float) -> str:
-    where = ", ".join(without_password(queue.settings.url) for queue in queues)
+def _given_up(queues: Sequence[ClientQueue], env: str, wait_s: float) -> str:
+    where = ", ".join(without_password(queue.shard.settings.url) for queue in queues)
     return (
         f"no worker for the environment {env!r} came to {where} within {wait_s:g} s (--wait); "
         "start one with 'leanq worker', or check --env"

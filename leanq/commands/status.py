@@ -33,7 +33,7 @@ from leanq.fleet.stats import (
     info_of,
     unsized,
 )
-from leanq.queue.queue import Queue, every_shard
+from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import merged
 from leanq.queue.settings import Settings, without_password
 from leanq.queue.shape import check_shape
@@ -95,12 +95,12 @@ def _once(settings: Settings, as_json: bool) -> None:
 
 async def _look(settings: Settings) -> FleetStats:
     """Looks once; raises UsageError if the fleet serves another number of shards."""
-    async with every_shard(settings) as queues:
-        await check_shape(queues[0])
+    async with every_queue(settings) as queues:
+        await check_shape(queues[0].shard)
         return await _stats_of(queues)
 
 
-async def _stats_of(queues: Sequence[Queue]) -> FleetStats:
+async def _stats_of(queues: Sequence[OperatorQueue]) -> FleetStats:
     """Looks once, without the server's memory if this user may not ask for it."""
     try:
         return await fleet_stats_of(queues)
@@ -427,7 +427,7 @@ def _watch(settings: Settings, as_json: bool) -> None:
 async def _look_again(settings: Settings, show: _Show) -> None:
     loop, rates = asyncio.get_running_loop(), _Rates()
     seen = _Seen(None)
-    async with every_shard(settings) as queues:
+    async with every_queue(settings) as queues:
         while True:
             start_s = loop.time()
             look_ = asyncio.create_task(_stats_of(queues))

@@ -14,7 +14,7 @@ from leanq.commands.tables import columns, printable
 from leanq.errors import UsageError
 from leanq.fleet.durations import duration
 from leanq.fleet.stats import environments_of
-from leanq.queue.queue import every_shard, look
+from leanq.queue.operator_queue import every_queue, look
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings, check_name
 
@@ -85,6 +85,6 @@ def _used_s(status: Status) -> Counter[str]:
 
 
 async def _set_weight(settings: Settings, name: str, weight: float | None) -> None:
-    async with every_shard(settings) as queues:
+    async with every_queue(settings) as queues:
         for queue in queues:
             await queue.set_weight(name, weight)

@@ -26,10 +26,12 @@ from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.stats import environments_of
 from leanq.lean.driver import Driver
 from leanq.queue import wire
-from leanq.queue.queue import Queue, backoff_s, new_token
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.reaper import reap
 from leanq.queue.results import Renewed, Status, Stop, Times
 from leanq.queue.shape import announce_shape
+from leanq.queue.shard import Shard, backoff_s, new_token
+from leanq.queue.worker_queue import WorkerQueue
 
 log = logging.getLogger("leanq.worker")
 
@@ -56,7 +58,7 @@ class WorkerTimings:
 
 
 class Consumer:
-    """Keeps the worker's slots filled from one shard. Closes ``queue`` in the end.
+    """Keeps the worker's slots filled from one shard. Closes ``shard`` in the end.
 
     Attributes:
         state: whether a claim is due.
@@ -65,7 +67,7 @@ class Consumer:
 
     Args:
         worker: the worker's id.
-        queue: the shard.
+        shard: closed in the end.
         drivers: the driver of each environment.
         slot_pool: the worker's slots, which all its consumers share.
         info: what the worker says of itself.
@@ -75,14 +77,15 @@ class Consumer:
     def __init__(
         self,
         worker: str,
-        queue: Queue,
+        shard: Shard,
         drivers: Mapping[str, Driver],
         slot_pool: SlotPool,
         info: Mapping[str, object],
         timings: WorkerTimings,
     ) -> None:
         self._worker = worker
-        self._queue = queue
+        self._shard = shard
+        self._queue = WorkerQueue(shard)
         self._drivers = drivers
         self._slot_pool = slot_pool
         self._info = info
@@ -114,25 +117,25 @@ class Consumer:
         fingerprints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
-        before = await self._queue.fingerprints()
+        before = await self._shard.fingerprints()
         info = wire.pack_info({**self._info, "fingerprints": fingerprints, "degraded": degraded})
         self._may_be_known = True
         await self._queue.register(self._worker, info, environments, fingerprints)
         self._published = about
         # Whether those of another fingerprint still live is asked only where there were any.
         if any(known and before.get(name, known) != known for name, known in fingerprints.items()):
-            self._warn_of_others(fingerprints, await self._queue.status())
+            self._warn_of_others(fingerprints, await OperatorQueue(self._shard).status())
 
     async def _rejoin(self) -> None:
         """Enters the fleet again, of which the server may have forgotten everything."""
         log.warning(
             "shard %d no longer knew worker %s, as after a lease that expired, a failover or a "
             "FLUSHALL: it joins again",
-            *(self._queue.keys.shard, self._worker),
+            *(self._shard.keys.shard, self._worker),
         )
-        if self._queue.keys.shard == 0:
+        if self._shard.keys.shard == 0:
             try:
-                await announce_shape(self._queue)
+                await announce_shape(self._shard)
             except UsageError as error:
                 # Of two fleets that began anew the other was faster; what this one holds goes on.
                 log.error("%s", error)
@@ -182,7 +185,7 @@ class Consumer:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._queue.close()
+        await self._shard.close()
 
     def _request_ended(self) -> None:
         self.state.request_ended()
@@ -201,7 +204,7 @@ class Consumer:
 
     def _backoff(self) -> Iterator[float]:
         # After an outage every worker has to be heard before half a lease is over.
-        return backoff_s(self._rng, max_s=min(5.0, self._queue.settings.lease_s / 4))
+        return backoff_s(self._rng, max_s=min(5.0, self._shard.settings.lease_s / 4))
 
     async def _consume(self, listener: asyncio.Task[None]) -> None:
         pauses, failed = self._backoff(), False
@@ -223,7 +226,7 @@ class Consumer:
                     await self._queue.notify_worker(self._worker)
                 if failed:
                     # After an error there was a call: what is held is in doubt.
-                    log.info("shard %d answers again", self._queue.keys.shard)
+                    log.info("shard %d answers again", self._shard.keys.shard)
                 pauses, failed = self._backoff(), False
             except UnavailableError as error:
                 log.warning("%s", error)
@@ -292,7 +295,7 @@ class Consumer:
 
     @property
     def _renew_every_s(self) -> float:
-        return self._queue.settings.lease_s / 3
+        return self._shard.settings.lease_s / 3
 
     async def _renew(self) -> None:
         asked_s = time.monotonic()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from msgspec import structs
 
 from leanq.errors import QueueFullError, UnknownEnvironmentError
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.keys import retry_request_id
-from leanq.queue.queue import Queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
 
 
-async def send_again(queue: Queue, letter: DeadLetter) -> str:
+async def send_again(queue: OperatorQueue, letter: DeadLetter) -> str:
     """Sends a dead letter of this shard as a new request, drops the letter, and returns the new id.
 
     Raises:
@@ -21,7 +22,7 @@ async def send_again(queue: Queue, letter: DeadLetter) -> str:
     old = letter.submission
     new = retry_request_id(old.request_id)
     submission = structs.replace(old, request_id=new)
-    (answer,) = await queue.submit(letter.client, [submission])
+    (answer,) = await ClientQueue(queue.shard).submit(letter.client, [submission])
     if answer == UnknownEnvironment():
         raise UnknownEnvironmentError(
             f"no worker offers the environment {old.environment!r} of {old.request_id}"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from leanq.errors import UsageError
 from leanq.fleet.stats import Total, read_total
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.queue import every_shard
+from leanq.queue.operator_queue import every_queue
 from leanq.queue.settings import Settings
 
 MINUTE_S = 60
@@ -90,7 +90,7 @@ async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, in
     if since_s > _MOST_S:
         raise UsageError("totals are kept for a day; ask for the last 24h at most")
     first = int((time.time() - since_s) // MINUTE_S)
-    async with every_shard(settings) as queues:
+    async with every_queue(settings) as queues:
         notes = await asyncio.gather(*(queue.minutes(first) for queue in queues))
         now = await asyncio.gather(*(queue.status() for queue in queues))
     this_minute = int(time.time() // MINUTE_S)

@@ -16,7 +16,7 @@ import msgspec
 from leanq.errors import WireError
 from leanq.queue import wire
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.queue import Queue, every_shard
+from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import Status, merged
 from leanq.queue.settings import Settings
 
@@ -118,15 +118,15 @@ class DecisionRecord:
 
 async def fleet_stats(settings: Settings) -> FleetStats:
     """Looks at the whole queue; raises UnavailableError."""
-    async with every_shard(settings) as queues:
+    async with every_queue(settings) as queues:
         return await fleet_stats_of(queues)
 
 
-async def fleet_stats_of(queues: Sequence[Queue]) -> FleetStats:
+async def fleet_stats_of(queues: Sequence[OperatorQueue]) -> FleetStats:
     """Looks at all shards of a queue over open connections; raises UnavailableError."""
     shards = await _all(queue.status() for queue in queues)
     found = merged(shards)
-    infos = await _all(queue.ping() for queue in queues)
+    infos = await _all(queue.shard.ping() for queue in queues)
     used, limit = (
         sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
     )

@@ -33,9 +33,10 @@ from leanq.producer.request_builder import Check, PreparedRequest, RequestBuilde
 from leanq.producer.shard_client import conflict
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
-from leanq.queue.queue import Queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Reply, content_of
 from leanq.queue.results import is_record, is_reply_to
+from leanq.queue.shard import Shard
 from leanq.states import RedisStates
 
 _STATES_REMEMBERED = 100_000
@@ -72,8 +73,9 @@ class GatewayClient(AsyncLeanQClient):
             _OPTIONS_REMEMBERED
         )
         self.recent = RecentRequests()
-        self._clusters_queues = [Queue.each(settings) for settings in self.clusters]
-        self._queues = [queue for queues in self._clusters_queues for queue in queues]
+        self._clusters_shards = [Shard.each(settings) for settings in self.clusters]
+        self._shards = [shard for shards in self._clusters_shards for shard in shards]
+        self._queues = [OperatorQueue(shard) for shard in self._shards]
         # The fingerprint of a state's environment never changes.
         self._fingerprints: LRUCache[str, str] = LRUCache(_STATES_REMEMBERED)
         self._looking = asyncio.Lock()
@@ -85,7 +87,7 @@ class GatewayClient(AsyncLeanQClient):
         return self._builder
 
     @property
-    def queues(self) -> Sequence[Queue]:
+    def queues(self) -> Sequence[OperatorQueue]:
         """All shards of all clusters, for looks that make this client no receiver."""
         return self._queues
 
@@ -120,11 +122,11 @@ class GatewayClient(AsyncLeanQClient):
 
     async def reach(self) -> None:
         """Asks every shard for something small; raises UnavailableError."""
-        await asyncio.gather(*(queue.environments() for queue in self._queues))
+        await asyncio.gather(*(shard.environments() for shard in self._shards))
 
     async def trouble(self) -> str:
         """Returns why the queue is lost; "" as long as one of its shards answers."""
-        looks = (queue.environments() for queue in self._queues)
+        looks = (shard.environments() for shard in self._shards)
         ends = await asyncio.gather(*looks, return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException) and not isinstance(end, UnavailableError):
@@ -197,10 +199,10 @@ class GatewayClient(AsyncLeanQClient):
         if made in self._pending:
             return None
         request_id = made.request_id(self.settings.shards)
-        for queue in self._queues:
-            if queue.keys.shard != shard_of(request_id):
+        for shard in self._shards:
+            if shard.keys.shard != shard_of(request_id):
                 continue
-            data = await _get(queue, queue.keys.request(request_id))
+            data = await _get(shard, shard.keys.request(request_id))
             if data is not None:
                 return None if is_record(data) else _read(request_id, data)
         raise lost(name)
@@ -273,8 +275,8 @@ class GatewayClient(AsyncLeanQClient):
             UnavailableError: a server does not answer.
         """
         fingerprint = self._fingerprints.get(state)
-        for queues in () if fingerprint else self._clusters_queues:
-            if records := await RedisStates(queues).recall(state):
+        for shards in () if fingerprint else self._clusters_shards:
+            if records := await RedisStates(shards).recall(state):
                 fingerprint = read_recipe(state, records).source.fingerprint
                 self._fingerprints[state] = fingerprint
                 break
@@ -288,7 +290,7 @@ class GatewayClient(AsyncLeanQClient):
         async with self._looking:
             now_s = time.monotonic()
             if self._seen is None or now_s - self._seen[0] > _FRESH_S:
-                looks = (queues[0].fingerprints() for queues in self._clusters_queues)
+                looks = (shards[0].fingerprints() for shards in self._clusters_shards)
                 each = await asyncio.gather(*looks)
                 self._seen = now_s, frozenset(pair for one in each for pair in one.items())
             return self._seen[1]
@@ -296,7 +298,7 @@ class GatewayClient(AsyncLeanQClient):
     async def close(self, *, withdraw: bool = False) -> None:
         """Ends the client. Outstanding requests run on, so that they can be fetched later."""
         await super().close(withdraw=withdraw)
-        await asyncio.gather(*(queue.close() for queue in self._queues))
+        await asyncio.gather(*(shard.close() for shard in self._shards))
 
     def _id_of(self, pending: Pending) -> str:
         return pending.name.request_id(self.settings.shards)
@@ -318,8 +320,8 @@ class GatewayClient(AsyncLeanQClient):
             del self._bytes[name.tenant]
 
 
-async def _get(queue: Queue, key: str) -> bytes | None:
-    data: Any = await queue.call(lambda connection: connection.get(key))
+async def _get(shard: Shard, key: str) -> bytes | None:
+    data: Any = await shard.call(lambda connection: connection.get(key))
     return cast("bytes | None", data)
 
 

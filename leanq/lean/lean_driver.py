@@ -30,9 +30,9 @@ from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
 from leanq.lean.targets import Targets
-from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
+from leanq.queue.shard import backoff_s
 from leanq.states import MemoryStates, States
 
 log = logging.getLogger("leanq.worker")

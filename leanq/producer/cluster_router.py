@@ -34,10 +34,11 @@ from leanq.producer import arguments
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
 from leanq.producer.shard_router import ShardRouter
-from leanq.queue.queue import backoff_s, every_shard
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply
 from leanq.queue.scripts import script_text
 from leanq.queue.settings import Settings, each_cluster, without_password
+from leanq.queue.shard import backoff_s, every_shard
 
 _MAX_WEIGHT = 1e9
 
@@ -157,8 +158,8 @@ class Cluster:
         # A write that changes nothing, since a replica could be read.
         name = f"probe-{secrets.token_urlsafe(12)}"
         try:
-            async with asyncio.timeout(self._probe_s), every_shard(self.settings) as queues:
-                await asyncio.gather(*(queue.drop_inbox(name) for queue in queues))
+            async with asyncio.timeout(self._probe_s), every_shard(self.settings) as shards:
+                await asyncio.gather(*(ClientQueue(shard).drop_inbox(name) for shard in shards))
         except UnavailableError as error:
             return error
         except TimeoutError:

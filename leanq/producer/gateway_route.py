@@ -40,8 +40,8 @@ from leanq.errors import (
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, Waiter
 from leanq.producer.route_tasks import RouteTasks
-from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
+from leanq.queue.shard import backoff_s
 from leanq.queue.wire import unpack_request
 
 # Lines of one batch, and batches at a time, each of which lasts as long as its slowest request.

@@ -45,7 +45,7 @@ from leanq.errors import (
 from leanq.producer.route import ClientTimings, Waiter, WhenFull
 from leanq.producer.route_tasks import RouteTasks
 from leanq.queue import wire
-from leanq.queue.queue import Queue, backoff_s, in_batches
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
@@ -59,6 +59,7 @@ from leanq.queue.results import (
 )
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shape import check_shape
+from leanq.queue.shard import backoff_s, in_batches
 
 log = logging.getLogger("leanq.client")
 
@@ -76,13 +77,13 @@ Replies = list[tuple[str, bytes]]
 class Inbox:
     """The inbox of ``client`` in one shard; reads on from where it was."""
 
-    def __init__(self, queue: Queue, client: str, block_s: float) -> None:
+    def __init__(self, queue: ClientQueue, client: str, block_s: float) -> None:
         self._queue = queue
         self._client = client
         self._block_ms = int(block_s * 1000)
         self._position = "0-0"
         # Not with each read, which may bring one reply.
-        self._extend_every_s = queue.settings.reply_ttl_s / 4
+        self._extend_every_s = queue.shard.settings.reply_ttl_s / 4
         self._extend_at_s = 0.0
 
     async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
@@ -152,7 +153,7 @@ class ShardClient:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: ClientQueue,
         *,
         when_full: WhenFull,
         unavailable_timeout_s: float,
@@ -191,13 +192,13 @@ class ShardClient:
         # Reading a script imports modules, and a fork amid an import inherits half of it.
         script_text("submit")
         try:
-            await self._queue.environments()
-            if self._queue.keys.shard == 0:
+            await self._queue.shard.environments()
+            if self._queue.shard.keys.shard == 0:
                 # A server may forbid its users to look.
                 with contextlib.suppress(UnavailableError):
-                    await check_shape(self._queue)
+                    await check_shape(self._queue.shard)
         except BaseException:
-            await self._queue.close()
+            await self._queue.shard.close()
             raise
         self.start()
 
@@ -268,7 +269,7 @@ class ShardClient:
         finally:
             await self._tasks.cancel()
             self._end_all(self.over)
-            await self._queue.close()
+            await self._queue.shard.close()
 
     def _close_with(self, error: Callable[[], LeanQError]) -> None:
         """Ends each request with an error, and refuses all others with it."""
@@ -317,7 +318,7 @@ class ShardClient:
             return
         entry = self.outstanding.get(request_id)
         if entry and entry.submission:
-            remembers = self._queue.settings.remember_s > 0
+            remembers = self._queue.shard.settings.remember_s > 0
             if not is_reply_to(entry.submission, reply, remembers=remembers):
                 self._end(request_id, conflict(request_id))
                 return
@@ -378,7 +379,7 @@ class ShardClient:
         try:
             answers = await self._queue.submit(self.client, [s for _, s in batch])
             if UnknownEnvironment() in answers:
-                environments = await self._queue.environments()
+                environments = await self._queue.shard.environments()
         except QueueFullError as error:
             for entry, _ in batch:
                 self._refused(entry, str(error), error.retry_after_s)

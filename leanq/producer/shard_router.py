@@ -16,18 +16,19 @@ from leanq.producer.request_builder import PreparedRequest, Whereabouts, whereab
 from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.worker_watch import WorkerWatch
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.keys import shard_of
-from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.settings import Settings
+from leanq.queue.shard import Shard, backoff_s
 from leanq.states import RedisStates
 
 
 class StateLocator:
     """Finds where states can be stepped, over the connections of the shards' clients."""
 
-    def __init__(self, queues: Sequence[Queue], unavailable_timeout_s: float) -> None:
-        self._queues = queues
-        self._states = RedisStates(queues)
+    def __init__(self, shards: Sequence[Shard], unavailable_timeout_s: float) -> None:
+        self._shards = shards
+        self._states = RedisStates(shards)
         self._unavailable_timeout_s = unavailable_timeout_s
 
     async def find(self, state: str) -> Whereabouts:
@@ -56,7 +57,7 @@ class StateLocator:
             )
         recipe = read_recipe(state, records)
         fingerprint = recipe.source.fingerprint
-        for environment, known in (await self._queues[0].fingerprints()).items():
+        for environment, known in (await self._shards[0].fingerprints()).items():
             if known == fingerprint:
                 return whereabouts(recipe, environment)
         raise UnknownStateError(
@@ -100,8 +101,9 @@ class ShardRouter:
         on_trouble: Callable[[], None] | None = None,
     ) -> ShardRouter:
         """The route to the cluster of ``settings``, over connections of its own."""
-        queues = Queue.each(settings)
-        shards = [
+        shards = Shard.each(settings)
+        queues = [ClientQueue(shard) for shard in shards]
+        clients = [
             ShardClient(
                 queue,
                 when_full=when_full,
@@ -112,8 +114,8 @@ class ShardRouter:
             )
             for queue in queues
         ]
-        watch = WorkerWatch(queues[0], shards, no_worker=no_worker, every_s=timings.no_worker_s)
-        return cls(shards, StateLocator(queues, unavailable_timeout_s), watch)
+        watch = WorkerWatch(queues[0], clients, no_worker=no_worker, every_s=timings.no_worker_s)
+        return cls(clients, StateLocator(shards, unavailable_timeout_s), watch)
 
     async def open(self) -> None:
         """Raises UnavailableError when one of the shards' servers does not answer."""

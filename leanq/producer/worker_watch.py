@@ -18,7 +18,7 @@ from typing import Protocol
 from leanq.errors import NotPermittedError, UnavailableError
 from leanq.fleet.stats import environments_in, info_of
 from leanq.producer.route import NoWorker
-from leanq.queue.queue import Queue
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import without_password
 
 log = logging.getLogger("leanq.client")
@@ -77,7 +77,7 @@ class WorkerWatch:
     """
 
     def __init__(
-        self, queue: Queue, shards: Sequence[Waiting], *, no_worker: NoWorker, every_s: float
+        self, queue: ClientQueue, shards: Sequence[Waiting], *, no_worker: NoWorker, every_s: float
     ) -> None:
         self._queue = queue
         self._shards = shards
@@ -93,7 +93,7 @@ class WorkerWatch:
             answered = {name for shard in self._shards for name in shard.take_answered()}
             if due := self._silence.due(waiting.keys(), answered, time.monotonic()):
                 try:
-                    served, paused = await self._served(), await self._queue.paused()
+                    served, paused = await self._served(), await self._queue.shard.paused()
                 except NotPermittedError as error:
                     # As with the users of an older release.
                     names = ", ".join(due)
@@ -136,7 +136,7 @@ class WorkerWatch:
             requests = f"{_requests(count)} of this client {'waits' if count == 1 else 'wait'}"
             text = (
                 f"no worker is alive for the environment {name!r} at "
-                f"{without_password(self._queue.settings.url)}: {requests}; "
+                f"{without_password(self._queue.shard.settings.url)}: {requests}; "
                 f"start one with 'leanq worker', or check the environment's name "
                 f"(workers are alive for: {', '.join(served) or 'none'})"
             )

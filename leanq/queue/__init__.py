@@ -4,7 +4,10 @@ In the order in which to read them::
 
     requests.py     requests and replies, and the words that stand in them
     keys.py         every key in Redis
-    queue.py        the queue's transitions, one method per script
+    shard.py        a connection to one shard, and what every role may ask it
+    client_queue.py    calls of a client: submit, cancel, lookup, its inbox
+    worker_queue.py    calls of a worker: claim, settle, renew, release
+    operator_queue.py  calls of operators: status, pauses, weights, dead letters
     lua/            those scripts: a file each, and the parts that they share
     scripts.py      what each script is called with, and how its text is put together
     results.py      what goes into the transitions, and what comes out of them

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from leanq.queue.queue import Queue
 from leanq.queue.results import Reaped
+from leanq.queue.worker_queue import WorkerQueue
 
 _TICK_S = 0.01
 
 
-async def reap(queue: Queue) -> Reaped:
+async def reap(queue: WorkerQueue) -> Reaped:
     """Reaps until no lease is overdue or an expiry grace period begins; the totals.
 
     Raises UnavailableError.
@@ -28,7 +28,7 @@ async def reap(queue: Queue) -> Reaped:
     return Reaped(requeued, poisoned, more=False, expiry_grace_s=step.expiry_grace_s)
 
 
-async def reap_all(queues: Sequence[Queue], *, through_expiry_grace: bool) -> Reaped:
+async def reap_all(queues: Sequence[WorkerQueue], *, through_expiry_grace: bool) -> Reaped:
     """Reaps all shards; ``through_expiry_grace`` waits for the end of one.
 
     Raises UnavailableError.

@@ -14,8 +14,8 @@ from typing import Any
 
 from leanq.errors import UsageError
 from leanq.queue.keys import Keys, shape_key
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
+from leanq.queue.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +31,26 @@ class Shape:
         return cls(settings.shards, settings.lease_s)
 
 
-async def check_shape(queue: Queue) -> None:
+async def check_shape(shard: Shard) -> None:
     """For processes that only look for work and replies, to which the lease does not matter.
 
     Raises:
         UsageError: living workers serve the queue with another number of shards.
         UnavailableError: the server cannot be reached, or forbids to look.
     """
-    told, own = await _living_shape(queue), Shape.of(queue.settings)
+    told, own = await _living_shape(shard), Shape.of(shard.settings)
     if told:
         _compare_shards(told, own)
 
 
-async def announce_shape(queue: Queue) -> None:
+async def announce_shape(shard: Shard) -> None:
     """For a worker that joins: writes the shape of its queue, unless living workers have another.
 
     Raises:
         UsageError: they have; the text names both values.
         UnavailableError: the server cannot be reached.
     """
-    told, own = await _living_shape(queue), Shape.of(queue.settings)
+    told, own = await _living_shape(shard), Shape.of(shard.settings)
     if told == own:
         return
     if told:
@@ -59,9 +59,9 @@ async def announce_shape(queue: Queue) -> None:
             f"the workers of this queue have a lease of {told.lease_s:g} s, LEANQ_LEASE_S is "
             f"{own.lease_s:g} here; set the same, or stop all workers before it is changed"
         )
-    key = shape_key(queue.settings.prefix)
+    key = shape_key(shard.settings.prefix)
     fields = ["shards", str(own.shards), "lease_s", str(own.lease_s)]
-    await queue.call(lambda c: c.hset(key, items=fields))
+    await shard.call(lambda c: c.hset(key, items=fields))
 
 
 def _compare_shards(told: Shape, own: Shape) -> None:
@@ -73,17 +73,17 @@ def _compare_shards(told: Shape, own: Shape) -> None:
         )
 
 
-async def _living_shape(queue: Queue) -> Shape | None:
+async def _living_shape(shard: Shard) -> Shape | None:
     """The shape that was written last, if it is this process's own or workers of it are alive."""
-    prefix = queue.settings.prefix
-    fields: Any = await queue.call(lambda c: c.hgetall(shape_key(prefix)))
+    prefix = shard.settings.prefix
+    fields: Any = await shard.call(lambda c: c.hgetall(shape_key(prefix)))
     told = _read(fields)
-    if told is None or told == Shape.of(queue.settings):
+    if told is None or told == Shape.of(shard.settings):
         return told
     workers = Keys(prefix, 0, told.shards).workers
-    seconds, microseconds = await queue.call(lambda c: c.time())
+    seconds, microseconds = await shard.call(lambda c: c.time())
     now_ms = seconds * 1000 + microseconds // 1000
-    alive = await queue.call(lambda c: c.zcount(workers, now_ms, "+inf"))
+    alive = await shard.call(lambda c: c.zcount(workers, now_ms, "+inf"))
     return told if alive else None
 
 

@@ -44,9 +44,9 @@ from leanq.producer import arguments
 from leanq.producer.gateway_url import is_gateway
 from leanq.queue.connection import Address, Link
 from leanq.queue.keys import Keys
-from leanq.queue.queue import backoff_s
 from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings, check_name
+from leanq.queue.shard import backoff_s
 from leanq.queue.up_file import find_url
 from leanq.trainers.replay_bounds import ReplayBounds, ReplayStats
 from leanq.trainers.replay_entry import (

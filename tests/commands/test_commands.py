@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 from support.fleets import counter, echo_body, look, submission, until
 from support.metrics import port_in, scrape
+from support.queues import Queue
 from support.terminals import Terminal, ended, own_server_of, samples, wait_for_line
 
 from leanq import __version__
@@ -23,7 +24,6 @@ from leanq.cli import cli
 from leanq.lean.environment import Environment
 from leanq.lean.toolchain import ask
 from leanq.queue import wire
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings

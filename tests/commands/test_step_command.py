@@ -11,10 +11,10 @@ import sys
 import pytest
 from support.fleets import look, until
 from support.paths import ROOT
+from support.queues import every_shard
 from support.terminals import Done, Terminal, ended, samples
 
 from leanq.client import LeanQClient
-from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 from leanq.states import RedisStates
 

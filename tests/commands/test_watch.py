@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from support.fleets import Recorder, connections, serving, until
+from support.queues import Queue
 from support.servers import own_server
 from support.terminals import Process, Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient
 from leanq.commands.status import _Rates, _record_of, _Seen, _view
 from leanq.fleet.stats import EnvironmentStats, FleetStats, decisions_of
-from leanq.queue.queue import Queue
 from leanq.queue.results import Status, WorkerRow
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_info

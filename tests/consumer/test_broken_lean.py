@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.fleets import counter
+from support.queues import Queue
 from support.sites import SHELL
 from support.terminals import Terminal, ended, wait_for_line
 from support.waiting import eventually
@@ -24,7 +25,6 @@ from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import ToolchainError
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 

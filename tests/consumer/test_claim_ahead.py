@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
-from leanq.queue.queue import look
+from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.fleets import Wire, is_idle, working
+from support.queues import Queue
 from support.shards import LEASE_MS, Shard
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 
@@ -69,7 +70,7 @@ async def test_what_no_worker_heard_of_is_found_at_the_next_renewal(
     settings: Settings,
 ) -> None:
     class Unheard(Wire):
-        async def wait_wakeup(self, *_: object) -> None:
+        async def block(self, *_: object, block_s: float) -> Any:
             await asyncio.Event().wait()
 
     short = replace(settings, lease_s=0.9)

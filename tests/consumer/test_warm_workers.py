@@ -18,11 +18,11 @@ from support.fleets import (
     worker_processes,
     working,
 )
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
 from leanq.worker import Worker

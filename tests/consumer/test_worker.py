@@ -20,16 +20,17 @@ from support.fleets import (
     submission,
     working,
 )
+from support.queues import Queue
 from support.servers import Server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import RequestError, SandboxError, ToolchainError, UnavailableError, WorkerError
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Queued, Status, Wakeup
 from leanq.queue.settings import Settings
+from leanq.queue.worker_queue import WorkerQueue
 from leanq.states import States
 from leanq.worker import Worker
 
@@ -136,13 +137,15 @@ async def test_a_wakeup_that_rings_during_a_claim_is_heard(
     silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire, heard = Wire(silent), list[object]()
-    wait_wakeup = wire.wait_wakeup
+    wait_wakeup = WorkerQueue.wait_wakeup
 
-    async def listen(worker: str, environments: list[str], block_s: float) -> object:
-        heard.append(await wait_wakeup(worker, environments, block_s))
+    async def listen(
+        queue: WorkerQueue, worker: str, environments: list[str], block_s: float
+    ) -> object:
+        heard.append(await wait_wakeup(queue, worker, environments, block_s))
         return heard[-1]
 
-    monkeypatch.setattr(wire, "wait_wakeup", listen)
+    monkeypatch.setattr(WorkerQueue, "wait_wakeup", listen)
     let_go = wire.hold_up("claim", after=True)
     async with working(silent, wire=wire, slots=1, timings=SILENT):
         # The server has answered that there is nothing, and the answer is still on its way.
@@ -336,14 +339,14 @@ async def test_a_worker_that_waits_for_its_server_can_be_stopped(
 async def test_a_worker_that_is_stopped_while_it_joins_leaves_the_shards_that_know_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    register = Queue.register
+    register = WorkerQueue.register
 
-    async def register_where_it_answers(queue: Queue, *what: Any) -> None:
+    async def register_where_it_answers(queue: WorkerQueue, *what: Any) -> None:
         await register(queue, *what)
-        if queue.keys.shard == 1:
+        if queue.shard.keys.shard == 1:
             raise UnavailableError("its answer was lost")
 
-    monkeypatch.setattr(Queue, "register", register_where_it_answers)
+    monkeypatch.setattr(WorkerQueue, "register", register_where_it_answers)
     sharded = replace(settings, shards=2)
     worker = Worker(sharded, [Recorder()], slots=1)
     running = asyncio.create_task(worker.run())

@@ -21,12 +21,12 @@ from support.fleets import (
     submission,
     working,
 )
+from support.queues import Queue
 from support.servers import own_server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
-from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings

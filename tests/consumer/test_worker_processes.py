@@ -19,10 +19,10 @@ from support.fleets import (
     worker_processes,
     working,
 )
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import counts
 from support.metrics import parsed, port_in, scrape
+from support.queues import Queue
 from support.replays import open_memory
 from support.sandboxes import PYTHON, python
 from support.servers import own_server
@@ -30,7 +31,6 @@ from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.local import running
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import tallies_of, times_of
 from leanq.queue.settings import Settings

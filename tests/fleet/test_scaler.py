@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from support.fleets import until
 from support.metrics import parsed, port_in, scrape
+from support.queues import Queue
 from support.sandboxes import children, running
 from support.scalers import Loop
 from support.servers import Server
@@ -22,7 +23,6 @@ from leanq.cli import cli
 from leanq.client import LeanQClient
 from leanq.fleet.scaler.targets import LocalTarget, Ordered
 from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats, unsized
-from leanq.queue.queue import Queue
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
 

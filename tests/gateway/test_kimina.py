@@ -14,6 +14,7 @@ import pytest
 from support.fleets import working
 from support.gateways import Gateway, Scripted, key_file, new_gateway
 from support.kimina_reading import reading
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq import AsyncLeanQClient
@@ -23,7 +24,6 @@ from leanq.gateway.access import Access
 from leanq.gateway.app import make_app
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import MAX_BODY_MB, KeyFile
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.gateways import Scripted, key_file, new_gateway
+from support.queues import Queue
 
 from leanq.gateway.access import Access
 from leanq.gateway.keys import KeyFile
 from leanq.lean.recipes import Hole, Recipe, Source
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 from leanq.states import RedisStates

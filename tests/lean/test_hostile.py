@@ -10,12 +10,12 @@ import msgpack
 import pytest
 import redis.asyncio as redis
 from support.fleets import working
+from support.queues import Queue
 from support.routes import first_shard
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError
 from leanq.queue.keys import Keys, new_request_id
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings

@@ -27,8 +27,9 @@ from support.waiting import eventually
 
 from leanq.client import LeanQClient, LeanQFuture
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
-from leanq.queue.queue import Queue
+from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import Settings
+from leanq.queue.shard import Shard
 
 DEADLINE_S = 20.0
 
@@ -56,10 +57,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, *, after: bool = False) -> list[str]:
     """Makes the next call of a queue's method fail, as if on the wire; ``after`` it happened."""
-    real: Callable[..., Any] = getattr(Queue, method)
+    owner = ClientQueue if hasattr(ClientQueue, method) else Shard
+    real: Callable[..., Any] = getattr(owner, method)
     failed: list[str] = []
 
-    async def flaky(self: Queue, *args: Any, **options: Any) -> Any:
+    async def flaky(self: object, *args: Any, **options: Any) -> Any:
         first = not failed
         failed.append(method)
         if first and not after:
@@ -69,7 +71,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, *, after: bool = Fal
             raise UnavailableError("the wire broke")
         return answer
 
-    monkeypatch.setattr(Queue, method, flaky)
+    monkeypatch.setattr(owner, method, flaky)
     return failed
 
 
@@ -139,15 +141,17 @@ def test_a_known_environment_is_waited_for_after_a_loss(
 
 def block_lookups(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Until the event is set, clients that ask for their requests find no server."""
-    real = Queue.lookup
+    real = ClientQueue.lookup
     may_ask = threading.Event()
 
-    async def lookup(self: Queue, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
+    async def lookup(
+        self: ClientQueue, client: str, request_ids: Sequence[str]
+    ) -> list[bytes | bool]:
         if not may_ask.is_set():
             raise UnavailableError("the wire is broken")
         return await real(self, client, request_ids)
 
-    monkeypatch.setattr(Queue, "lookup", lookup)
+    monkeypatch.setattr(ClientQueue, "lookup", lookup)
     return may_ask
 
 
@@ -263,14 +267,14 @@ def test_a_call_whose_answer_is_lost_is_made_again(
 def test_a_request_on_its_way_arrives_before_the_client_has_closed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, withdraw: bool
 ) -> None:
-    real, on_its_way, arrives = Queue.submit, threading.Event(), threading.Event()
+    real, on_its_way, arrives = ClientQueue.submit, threading.Event(), threading.Event()
 
-    async def slow(self: Queue, *args: Any) -> Any:
+    async def slow(self: ClientQueue, *args: Any) -> Any:
         on_its_way.set()
         await eventually(arrives.is_set)
         return await real(self, *args)
 
-    monkeypatch.setattr(Queue, "submit", slow)
+    monkeypatch.setattr(ClientQueue, "submit", slow)
     lean = LeanQClient(settings)
     shard_client = first_shard(lean)
     first = lean.echo(b"first")
@@ -302,7 +306,7 @@ def test_a_bug_ends_all_futures_rather_than_hang(
     with LeanQClient(settings) as lean:
         first = lean.echo(b"")
         until(lambda: look(settings).counters.get("submitted") == 1)
-        monkeypatch.setattr(Queue, method, broken)
+        monkeypatch.setattr(ClientQueue, method, broken)
         futures = [first, *(lean.echo(b"") for _ in range(9))]
         for future in futures:
             with pytest.raises(LeanQError, match="failed: TypeError: a fault of two") as failed:

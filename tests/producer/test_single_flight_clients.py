@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from support.fleets import Recorder, counter, counts, short_lease, working
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
@@ -18,7 +19,6 @@ from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import RequestError, WorkerError
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.keys import new_request_id, shard_of
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request, Verdict
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from support.fleets import Recorder, look, serving, until, working
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq import AsyncLeanQClient, LeanQClient, Result
@@ -30,7 +31,6 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import hurry, look, serving, until
+from support.queues import Queue
 
 from leanq import LeanQClient, NoWorkerError
 from leanq.producer.worker_watch import Silence
-from leanq.queue.queue import Queue
-from leanq.queue.queue import look as look_at
+from leanq.queue.operator_queue import look as look_at
 from leanq.queue.settings import Settings
 
 DEADLINE_S = 20.0

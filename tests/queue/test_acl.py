@@ -16,6 +16,7 @@ from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, hurry, serving, submission, working
 from support.gateways import Scripted, key_file, new_gateway
 from support.pages import bury, log_in
+from support.queues import Queue
 from support.roles import USERS, as_role, server_with_roles
 from support.scalers import Loop
 from support.terminals import Terminal
@@ -30,7 +31,7 @@ from leanq.lean.recipes import Hole, Recipe, Source
 from leanq.producer.shard_router import StateLocator
 from leanq.queue import keys
 from leanq.queue.keys import new_request_id
-from leanq.queue.queue import Queue, look
+from leanq.queue.operator_queue import look
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged

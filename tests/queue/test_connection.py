@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.proxy import proxy
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq import UnavailableError
 from leanq.queue.connection import Address, Link
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 _DEADLINE_S = 60.0

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from support.fleets import Gated, echo_body, hurry, new_token, submission, working
 from support.proxy import How, proxy
+from support.queues import Queue
 from support.waiting import eventually
 
 import leanq.queue.connection
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
-from leanq.queue.queue import Queue, look
+from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
 
 PLAIN = [b"a", b"b", b"c"]

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from support.fleets import echo_body, serving, until
+from support.queues import Queue
 from support.shards import Shard, submission
 from support.terminals import Terminal
 
-import leanq.queue.queue
+import leanq.queue.shard
 from leanq.client import LeanQClient
 from leanq.queue.keys import retry_request_id
 from leanq.queue.requests import Request
@@ -37,12 +38,12 @@ async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
 async def test_only_the_newest_dead_letters_are_kept(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = leanq.queue.queue.script_text
+    text = leanq.queue.shard.script_text
 
     def with_two_letters(name: str) -> str:
         return text(name).replace("DEAD_LETTERS = 10000", "DEAD_LETTERS = 2")
 
-    monkeypatch.setattr(leanq.queue.queue, "script_text", with_two_letters)
+    monkeypatch.setattr(leanq.queue.shard, "script_text", with_two_letters)
     for request_id in ("r1", "r2", "r3"):
         await shard.quarantined(request_id)
         job = await shard.job()
@@ -72,7 +73,7 @@ def test_a_retried_letter_has_a_request_id_of_its_own() -> None:
 async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     """A user whose queue has two dead letters: a check for an unknown environment, an echo."""
     terminal.use(settings)
-    queue = leanq.queue.queue.Queue(replace(settings, max_attempts=1))
+    queue = Queue(replace(settings, max_attempts=1))
     check = pack_request(Request(op="check", code="theorem killer : True := trivial"))
     await queue.submit(
         "c", [submission("0-check", environment="gone", body=check), submission("0-bad", body=b"?")]

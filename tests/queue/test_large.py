@@ -11,18 +11,19 @@ import pytest
 import redis
 from msgspec import structs
 from support.fleets import Recorder, Wire, echo_body, submission, working
+from support.queues import Queue
 from support.servers import own_server
 from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import QueueFullError, RequestError, UnavailableError
 from leanq.fleet.dead_letters import send_again
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Job, Queued, Settlement, UnknownEnvironment
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply
+from leanq.queue.worker_queue import WorkerQueue
 
 OTHER = b"y" * len(LARGE)
 
@@ -376,16 +377,16 @@ async def test_a_claim_whose_bodies_could_not_be_fetched_is_reconciled(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire, driver, failures = Wire(settings), Recorder(), 2
-    fetch = wire.fetch_bodies
+    fetch = WorkerQueue.fetch_bodies
 
-    async def fetch_later(*args: Any) -> Any:
+    async def fetch_later(queue: WorkerQueue, *args: Any) -> Any:
         nonlocal failures
         if args[0] and failures:
             failures -= 1
             raise UnavailableError("the answer was lost")
-        return await fetch(*args)
+        return await fetch(queue, *args)
 
-    monkeypatch.setattr(wire, "fetch_bodies", fetch_later)
+    monkeypatch.setattr(WorkerQueue, "fetch_bodies", fetch_later)
     async with working(settings, driver, slots=4, wire=wire), AsyncLeanQClient(settings) as lean:
         payloads = [LARGE + b"%d" % n for n in range(6)]
         assert await asyncio.wait_for(asyncio.gather(*map(lean.echo, payloads)), 30) == payloads

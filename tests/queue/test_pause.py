@@ -6,11 +6,11 @@ import asyncio
 import signal
 
 import pytest
+from support.queues import Queue, every_shard
 from support.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
 from leanq.fleet.stats import environments_of
-from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings
 
 

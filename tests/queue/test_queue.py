@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from support.queues import Queue
 from support.shards import LEASE_MS, Shard, open_shard, settlement, submission
 
 from leanq.errors import UnavailableError
 from leanq.fleet.stats import environments_of
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,

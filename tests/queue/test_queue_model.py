@@ -21,7 +21,8 @@ from support.queue_machine import (
 )
 from support.shards import with_test_clock
 
-import leanq.queue.queue
+import leanq.queue.shard
+import leanq.queue.worker_queue
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 
@@ -31,8 +32,8 @@ from leanq.queue.settings import Settings
 def test_scripts_do_what_the_model_says(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
-    monkeypatch.setattr(leanq.queue.queue, "_UNUSUAL_S", 0.0)
+    monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.worker_queue, "_UNUSUAL_S", 0.0)
     QueueMachine.settings = replace(
         Settings.load(server.url, {}),
         lease_s=LEASE_MS / 1000,

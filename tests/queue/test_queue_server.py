@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import structs
 from redis.client import Monitor
+from support.queues import Queue
 from support.replays import attempts
 from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 from support.waiting import eventually
@@ -21,9 +22,9 @@ from support.waiting import eventually
 import leanq.queue.keys
 from leanq.errors import QueueFullError, UnavailableError, UsageError
 from leanq.local import EmbeddedServer
-from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.results import PriorityRow, Settlement, Stop, Wakeup, WorkerRow
 from leanq.queue.settings import Settings
+from leanq.queue.shard import backoff_s
 from leanq.states import Packed, RedisStates
 from leanq.trainers.replay import ReplayMemory
 

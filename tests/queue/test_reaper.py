@@ -15,12 +15,12 @@ from support.fleets import (
     submission,
     working,
 )
+from support.queues import Queue
 from support.servers import own_server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
-from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap, reap_all
 from leanq.queue.results import Reaped
 from leanq.queue.settings import Settings

@@ -7,10 +7,11 @@ import asyncio
 import msgpack
 import pytest
 from support.fleets import Recorder, submission, working
+from support.queues import Queue
 
-import leanq.queue.queue
+import leanq.queue.shard
 from leanq.client import AsyncLeanQClient
-from leanq.queue.queue import Queue, look
+from leanq.queue.operator_queue import look
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
 
@@ -20,13 +21,13 @@ COUNT = 200
 async def test_scripts_and_messages_of_two_releases_side_by_side(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = leanq.queue.queue.script_text
+    ours = leanq.queue.shard.script_text
     old, new = Recorder(), Recorder()
     async with working(settings, old, slots=4), AsyncLeanQClient(settings) as lean:
         # Those who use it so far keep the scripts that they have.
         assert await lean.echo(b"before") == b"before"
         monkeypatch.setattr(
-            leanq.queue.queue, "script_text", lambda name: f"{ours(name)}\n-- newer\n"
+            leanq.queue.shard, "script_text", lambda name: f"{ours(name)}\n-- newer\n"
         )
         async with working(settings, new, slots=4), AsyncLeanQClient(settings) as newer:
             payloads = [b"%d" % number for number in range(COUNT)]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from support.queues import Queue
 from support.shards import Shard, settlement
 
-from leanq.queue.queue import Queue
 from leanq.queue.results import Queued, Submitted
 
 

@@ -11,12 +11,13 @@ import pytest
 import redis
 from support.cluster import free_ports
 from support.fleets import kill_connections
+from support.queues import Queue
 from support.servers import Server, own_server
 from support.streams import stream
 from support.waiting import eventually
 
 from leanq.errors import UnavailableError
-from leanq.queue.queue import Queue, look
+from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
 
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")

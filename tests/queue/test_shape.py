@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import redis
 from support.fleets import Recorder, short_lease, working
+from support.queues import Queue
 from support.terminals import Terminal
 from support.waiting import eventually
 
@@ -16,7 +17,6 @@ from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import UsageError
 from leanq.lean.echo import EchoDriver
 from leanq.queue.keys import shape_key
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape, check_shape
 from leanq.worker import Worker

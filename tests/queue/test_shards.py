@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 from support.fleets import Gated, Recorder, echo_body, submission, working
+from support.queues import every_shard
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import UsageError
 from leanq.queue.keys import Keys, new_request_id, shard_of
-from leanq.queue.queue import every_shard, look
+from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
 
 

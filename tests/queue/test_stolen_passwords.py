@@ -11,11 +11,11 @@ import pytest
 import redis
 from redis import exceptions
 from support.fleets import echo_body, submission
+from support.queues import Queue
 from support.roles import USERS, as_role, server_with_roles
 from support.waiting import eventually
 
 from leanq.errors import NotPermittedError
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import Settlement
 from leanq.queue.scripts import library_of, script_text

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support import fleets
 from support.fleets import echo_body, submission, sweep
+from support.queues import Queue
 
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 

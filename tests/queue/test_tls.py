@@ -13,12 +13,13 @@ import pytest
 import redis
 from support.cluster import free_ports
 from support.fleets import echo_body, submission, until, working
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands.doctor import server_findings
 from leanq.errors import UnavailableError
-from leanq.queue.queue import Queue, look
+from leanq.queue.operator_queue import look
 from leanq.queue.reaper import reap
 from leanq.queue.settings import Settings
 

@@ -25,7 +25,6 @@ from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
 from leanq.queue.keys import new_request_id
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow
 from leanq.queue.settings import Settings
@@ -34,6 +33,7 @@ from leanq.states import States
 from leanq.worker import Worker
 from support.command_server import Command
 from support.paths import ROOT
+from support.queues import Queue
 from support.routes import reply_to
 
 HOUR_S = 3600.0
@@ -178,7 +178,7 @@ async def working(
     """A worker in this event loop, with ``wire`` in place of its own queue."""
     queues = [wire] if wire else None
     worker = Worker(
-        settings, drivers or [EchoDriver()], slots=slots, queues=queues, timings=timings
+        settings, drivers or [EchoDriver()], slots=slots, shards=queues, timings=timings
     )
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())

@@ -45,11 +45,11 @@ from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.connection import Address, Link
-from leanq.queue.queue import Queue
 from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.queue.results import Attached, Queued, Submission, Submitted
 from leanq.queue.settings import Settings
 from leanq.queue.wire import unpack_reply
+from support.queues import Queue
 
 _T = TypeVar("_T")
 Event = Sequence[Any]

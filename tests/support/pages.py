@@ -22,11 +22,11 @@ import redis
 from leanq.fleet.stats import DecisionRecord
 from leanq.queue.keys import Keys
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Request
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_request
+from support.queues import Queue
 from support.required import missing
 
 HTML = {"Accept": "text/html"}

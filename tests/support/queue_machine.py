@@ -22,7 +22,6 @@ from hypothesis.stateful import (
 )
 from msgspec import structs
 
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
@@ -40,6 +39,7 @@ from leanq.queue.wire import pack_reply
 from support.fairness import Fairness
 from support.queue_check import check_status, check_wakeups, compare
 from support.queue_model import Model
+from support.queues import Queue
 from support.shards import LARGE, dump, set_clock
 
 _T = TypeVar("_T")

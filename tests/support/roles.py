@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from leanq.local import find_server
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from support.paths import ROOT
+from support.queues import Queue
 from support.required import missing
 from support.servers import Server, own_server
 

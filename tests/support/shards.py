@@ -15,8 +15,7 @@ import pytest
 import redis
 from msgspec import structs
 
-import leanq.queue.queue
-from leanq.queue.queue import Queue
+import leanq.queue.shard
 from leanq.queue.requests import Reason, Reply, Verdict
 from leanq.queue.results import (
     Claimed,
@@ -31,6 +30,7 @@ from leanq.queue.results import (
 from leanq.queue.scripts import LARGE_BYTES, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, unpack_reply
+from support.queues import Queue
 
 LEASE_MS = 10_000
 LARGE = b"x" * (LARGE_BYTES + 1)
@@ -399,7 +399,7 @@ class Shard:
 
 @contextlib.asynccontextmanager
 async def open_shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
-    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
     with redis.Redis.from_url(settings.url) as server:
         shard = Shard(settings, server)
         try:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import redis
 
 import leanq.states
-from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates, States
+from support.queues import Queue, every_shard
 
 HOUR_MS = 3_600_000
 HOURS = 48

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from leanq.client import AsyncLeanQClient
-from leanq.queue.queue import look
+from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
 from support.fleets import working
 from support.waiting import eventually

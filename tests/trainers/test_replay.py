@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.queues import Queue
 from support.replays import attempts, learner, names, open_memory
 from support.servers import Server
 from support.waiting import eventually
@@ -25,7 +26,6 @@ from leanq.errors import (
     UsageError,
     WireError,
 )
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_bounds import ReplayBounds

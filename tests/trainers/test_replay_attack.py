@@ -13,6 +13,7 @@ import redis
 from click.testing import CliRunner
 from support.fleets import echo_body, submission
 from support.metrics import parsed, scrape
+from support.queues import Queue
 from support.replays import attempts, names, open_memory
 from support.servers import Server
 
@@ -20,7 +21,6 @@ from leanq.cli import cli
 from leanq.errors import UsageError
 from leanq.fleet.prometheus import Page, fleet_samples
 from leanq.fleet.stats import fleet_stats
-from leanq.queue.queue import Queue
 from leanq.queue.results import MemoryRow, Queued
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory

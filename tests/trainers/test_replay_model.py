@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.queues import Queue
 from support.replays import open_memory
 
 from leanq.local import EmbeddedServer
-from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_bounds import ReplayBounds

@@ -19,7 +19,7 @@ from leanq.errors import QueueError, TargetError, UnavailableError
 from leanq.fleet.prometheus import Sample, fleet_samples
 from leanq.fleet.scaler.targets import Ordered, Target, idle_workers
 from leanq.fleet.stats import DecisionRecord, EnvironmentStats, FleetStats, fleet_stats_of, unsized
-from leanq.queue.queue import Queue, every_shard
+from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.settings import Settings
 from leanq.scale import Decision, Memory, ScaleSettings, Stats, decide
 
@@ -84,17 +84,17 @@ class Scaler:
 
     async def tick(self) -> None:
         """Looks once, and decides on each environment."""
-        async with every_shard(self._settings) as queues:
+        async with every_queue(self._settings) as queues:
             await self._tick(queues)
 
-    async def _tick(self, queues: Sequence[Queue]) -> None:
+    async def _tick(self, queues: Sequence[OperatorQueue]) -> None:
         now = self._clock()
         try:
             self._seen, self._seen_at_s = await fleet_stats_of(queues), now
             if not self._seen.status.workers:
                 # Workers do so otherwise, and no worker comes if no client can submit.
                 for queue in queues:
-                    await queue.load_for_clients()
+                    await queue.shard.load_for_clients()
         except UnavailableError as error:
             log.warning("no statistics: %s", error)
         try:

@@ -9,7 +9,7 @@ from leanq.fleet.dead_letters import send_again
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.viewers import Viewer
 from leanq.queue.keys import shard_of
-from leanq.queue.queue import Queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.results import DeadLetter
 from leanq.queue.settings import check_name
 
@@ -58,7 +58,7 @@ async def pause(
     if kind == "environment" and not viewer.sees_environment(name):
         raise ForbiddenError(f"the key may not use the environment {name!r}")
     if kind == "environment" and paused:
-        known = {name for queue in lean.queues for name in await queue.environments()}
+        known = {name for queue in lean.queues for name in await queue.shard.environments()}
         if name not in known:
             raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}")
     for queue in lean.queues:
@@ -92,12 +92,14 @@ def _check_operates(viewer: Viewer) -> None:
         )
 
 
-async def _letter(lean: GatewayClient, viewer: Viewer, request_id: str) -> tuple[Queue, DeadLetter]:
+async def _letter(
+    lean: GatewayClient, viewer: Viewer, request_id: str
+) -> tuple[OperatorQueue, DeadLetter]:
     if not (viewer.operates or viewer.submits):
         raise ForbiddenError("the key has not the right 'submit'")
     shard = shard_of(request_id)
     for queue in lean.queues:
-        letter = await queue.dead_letter(request_id) if queue.keys.shard == shard else None
+        letter = await queue.dead_letter(request_id) if queue.shard.keys.shard == shard else None
         # One of another tenant's is not told from one that does not exist.
         if letter and viewer.owns(letter.submission.tenant, letter.submission.environment):
             return queue, letter

@@ -20,7 +20,7 @@ from leanq.errors import QueueError
 from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats_of
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.campaigns import CampaignBoard
-from leanq.queue.queue import Queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.results import DeadLetter, InFlight
 
 log = logging.getLogger("leanq.gateway")
@@ -210,7 +210,7 @@ class FleetLooks:
         ]
         return sorted(filter(None, found), key=lambda letter: -letter.died_s)
 
-    async def _dead_summary(self, queue: Queue, request_id: str) -> DeadSummary | None:
+    async def _dead_summary(self, queue: OperatorQueue, request_id: str) -> DeadSummary | None:
         # A dead letter never changes, and has the request's whole text with it.
         if found := self._letters.get(request_id):
             return found

@@ -19,7 +19,7 @@ from leanq.gateway.page.texts import LONGEST_LINE, marked_line, weight
 from leanq.gateway.page.viewers import Viewer
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
-from leanq.queue.queue import Queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.results import InFlight, is_record, read_in_flight, read_record
 
@@ -69,14 +69,16 @@ async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | 
     with contextlib.suppress(UsageError):
         shard = shard_of(request_id)
         for queue in lean.queues:
-            if queue.keys.shard == shard and (
+            if queue.shard.keys.shard == shard and (
                 found := await _find(queue, lean, viewer, request_id)
             ):
                 return found
     return None
 
 
-async def _find(queue: Queue, lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | None:
+async def _find(
+    queue: OperatorQueue, lean: GatewayClient, viewer: Viewer, request_id: str
+) -> Found | None:
     letter = await queue.dead_letter(request_id)
     if letter and viewer.owns(letter.submission.tenant, letter.submission.environment):
         request, unread = _unpacked(letter.submission.body)
@@ -84,7 +86,7 @@ async def _find(queue: Queue, lean: GatewayClient, viewer: Viewer, request_id: s
         where = asked.environment, asked.tenant, asked.priority
         dead = InFlight(request_id, *where, letter.attempts, letter.died_s, letter.worker)
         return Found(request_id, "dead", asked.tenant == viewer.tenant, request, dead, None, unread)
-    data = await _get(queue, queue.keys.request(request_id))
+    data = await _get(queue, queue.shard.keys.request(request_id))
     if data is None:
         return None
     if is_record(data):
@@ -92,11 +94,13 @@ async def _find(queue: Queue, lean: GatewayClient, viewer: Viewer, request_id: s
     return _ended(lean, viewer, request_id, data)
 
 
-async def _get(queue: Queue, key: str) -> bytes | None:
-    return cast("bytes | None", await queue.call(lambda c: cast("Any", c.get(key))))
+async def _get(queue: OperatorQueue, key: str) -> bytes | None:
+    return cast("bytes | None", await queue.shard.call(lambda c: cast("Any", c.get(key))))
 
 
-async def _in_flight(queue: Queue, viewer: Viewer, request_id: str, data: bytes) -> Found | None:
+async def _in_flight(
+    queue: OperatorQueue, viewer: Viewer, request_id: str, data: bytes
+) -> Found | None:
     try:
         flying, _ = read_in_flight(request_id, data)
         submission, _ = read_record(request_id, data)
@@ -107,7 +111,7 @@ async def _in_flight(queue: Queue, viewer: Viewer, request_id: str, data: bytes)
     kind, worker = await queue.phase(request_id)
     phases: dict[str, Phase] = {"l": "running", "j": "running", "i": "quarantined"}
     # One that is detached may have ended by now, and its body with it.
-    body = submission.body or await _get(queue, queue.keys.body(request_id))
+    body = submission.body or await _get(queue, queue.shard.keys.body(request_id))
     request, unread = _unpacked(body) if body else (None, "")
     if worker:
         running = await queue.running([worker], _LINES_SHOWN)

@@ -406,7 +406,7 @@ async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
     default = page._access.environment(key, None)
     if key.environments:
         return [*key.environments]
-    known = {name for queue in page._lean.queues for name in await queue.environments()}
+    known = {name for queue in page._lean.queues for name in await queue.shard.environments()}
     return [default, *sorted(known - {default})]
 
 

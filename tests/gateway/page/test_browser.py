@@ -13,6 +13,7 @@ import pytest
 import redis
 from support.gateways import Gateway, Scripted, key_file, new_gateway
 from support.pages import HOSTILE, Browser, bury, decide, new_browser, note_a_day
+from support.queues import Queue
 from support.records import done
 from support.waiting import eventually
 
@@ -23,7 +24,6 @@ from leanq.campaigns.rq_queue import Campaigns
 from leanq.fleet.stats import DecisionRecord
 from leanq.gateway.keys import KeyFile
 from leanq.queue.keys import Keys, new_request_id
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Message, Reply, Sorry
 from leanq.queue.settings import Settings
 

@@ -18,6 +18,7 @@ from fastapi import Request, Response
 from support.fleets import working
 from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a_day
+from support.queues import Queue
 from support.records import done
 from support.servers import Server
 from support.waiting import eventually
@@ -35,7 +36,6 @@ from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.looks import FleetLooks
 from leanq.gateway.page.sessions import SESSION_S, Sessions
 from leanq.queue.keys import Keys, new_request_id
-from leanq.queue.queue import Queue
 from leanq.queue.requests import Message, Reply, Sorry
 from leanq.queue.settings import Settings
 

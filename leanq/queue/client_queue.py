@@ -1,0 +1,207 @@
+"""Calls of a client to one shard: it submits, cancels, asks and hears of its requests' ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+
+from leanq.errors import QueueFullError, UnavailableError
+from leanq.queue.connection import RETRY_AFTER_S
+from leanq.queue.results import (
+    Attached,
+    Conflict,
+    Full,
+    Queued,
+    Submission,
+    SubmissionGroup,
+    Submitted,
+    UnknownEnvironment,
+    is_record,
+    kind_of,
+)
+from leanq.queue.scripts import LARGE_BYTES
+from leanq.queue.shard import Shard, new_token, text_of
+
+# Each entry holds what one call settled for the client.
+_INBOX_ENTRIES = 250
+# Uploads that one client may leave behind and still remove.
+_LEFT_UPLOADS = 4096
+
+
+class ClientQueue:
+    """One shard as a client calls it; ``submit``, ``lookup`` and ``cancel`` may be repeated."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        # The server may still hold these uploads of submits that had no answer.
+        self._left_uploads = deque[str](maxlen=_LEFT_UPLOADS)
+
+    async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
+        """Takes requests in; per request what became of it. Idempotent by request id.
+
+        Raises:
+            QueueFullError: the server is out of memory; nothing of the batch was taken.
+        """
+        remember = self.shard.reply_ttl_ms if self.shard.settings.remember_s > 0 else 0
+        if len(batch) == 1 and not remember and await self._submit_one(client, batch[0]):
+            return [_QUEUED]
+        kinds: dict[tuple[object, ...], int] = {}
+        requests: list[tuple[str, int, str, str, bytes | int]] = []
+        uploads: dict[str, bytes] = {}
+        # Another one for each call, so that none of its uploads is ever taken by an older call.
+        call = new_token()
+        # Else each attempt of a client that goes on trying would leave megabytes for an hour. Where
+        # the older call is still on its way, it finds them missing, and changes nothing.
+        await self._remove_left_uploads()
+        for item in batch:
+            kind, body = kind_of(item), item.body
+            if len(body) > LARGE_BYTES:
+                uploads[self.shard.keys.upload(call, item.request_id)] = body
+                body = b"%d" % len(body)
+            number = kinds.setdefault(kind, len(kinds) + 1)
+            requests.append((item.request_id, number, item.tenant, item.digest, body))
+        try:
+            answers = await self.shard.run(
+                "submit",
+                uploads,
+                client=client,
+                max_waiting=self.shard.settings.max_waiting,
+                remember_ms=remember,
+                upload=call if uploads else "",
+                kinds=[dict(zip(SubmissionGroup._fields, kind, strict=True)) for kind in kinds],
+                requests=requests,
+            )
+        except QueueFullError:
+            self._left_uploads += uploads
+            with contextlib.suppress(UnavailableError):
+                await self._remove_left_uploads()
+            raise
+        except BaseException:
+            self._left_uploads += uploads
+            raise
+        if answers == 0:
+            raise QueueFullError(
+                "the server has no memory for large requests; try again later", RETRY_AFTER_S
+            )
+        became: list[Submitted] = [_QUEUED] * len(batch)
+        for number, answer in zip(answers[::2], answers[1::2], strict=True):
+            became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
+        return became
+
+    async def _submit_one(self, client: str, item: Submission) -> bool:
+        """Whether a single request was taken in, as one that is new and simply waits."""
+        if len(item.body) > LARGE_BYTES:
+            return False
+        affinity, second_affinity, *_ = (*item.affinity, "", "")
+        answer = await self.shard.run(
+            "submit_one",
+            client=client,
+            max_waiting=self.shard.settings.max_waiting,
+            environment=item.environment,
+            priority=item.priority,
+            deadline_ms=item.deadline_ms,
+            run_ms=item.longest_run_ms,
+            affinity=affinity,
+            second_affinity=second_affinity,
+            tenant=item.tenant,
+            digest=item.digest,
+            request_id=item.request_id,
+            body=item.body,
+        )
+        return answer is not None
+
+    async def _remove_left_uploads(self) -> None:
+        if left := tuple(self._left_uploads):
+            self._left_uploads.clear()
+            try:
+                await self.shard.ask(("UNLINK", *left))
+            except BaseException:
+                self._left_uploads += left
+                raise
+
+    async def cancel(self, request_ids: Sequence[str]) -> list[bool]:
+        """Withdraws requests; per request id whether it was in time."""
+        answers = await self.shard.run(
+            "cancel", reply_ttl_ms=self.shard.reply_ttl_ms, request_ids=request_ids
+        )
+        return [a == 1 for a in answers]
+
+    async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
+        """Per request id its reply, True while in flight, or False if the server knows nothing of
+        it.
+
+        Attaches ``client`` to what is in flight, and expires what missed its deadline.
+        """
+        answers = await self.shard.run(
+            "lookup",
+            client=client,
+            reply_ttl_ms=self.shard.reply_ttl_ms,
+            max_attempts=self.shard.settings.max_attempts,
+            request_ids=request_ids,
+        )
+        return [a > 0 if isinstance(a, int) else a for a in answers]
+
+    async def read_inbox(
+        self, client: str, after: str, block_ms: int, *, extend: bool = True
+    ) -> tuple[str, list[tuple[str, bytes]]]:
+        """Waits for the client's inbox: the new position and (request id, reply) pairs.
+
+        A reply that is a number has that many bytes, too many for the inbox, and waits in its
+        request's place. What lies up to ``after`` is dropped; reading again from the same position
+        gives the same entries, so an answer lost on the wire loses nothing.
+
+        ``extend``: the inbox's time-to-live begins anew. Those who write to it do not extend it.
+        """
+        inbox = self.shard.keys.inbox(client)
+        first = [("PEXPIRE", inbox, self.shard.reply_ttl_ms)] if extend else []
+        trim = ("XTRIM", inbox, "MINID", _next_id(after))
+        read = ("XREAD", "COUNT", _INBOX_ENTRIES, "BLOCK", block_ms, "STREAMS", inbox, after)
+        *_, found = await self.shard.block(*first, trim, read, block_s=block_ms / 1000)
+        if not found:
+            return after, []
+        # A map with one stream, or a list with a pair for it, by the protocol's version.
+        (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
+        pairs: list[tuple[str, bytes]] = []
+        for _, fields in entries:
+            names = [name.decode(errors="replace") for name in fields[::2]]
+            pairs += zip(names, fields[1::2], strict=True)
+        return text_of(entries[-1][0]), pairs
+
+    async def drop_inbox(self, client: str) -> None:
+        """Removes the inbox of a client that ends."""
+        await self.shard.call(lambda c: c.unlink(self.shard.keys.inbox(client)))
+
+    async def replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        """The replies that exist, in order."""
+        names = [self.shard.keys.request(request_id) for request_id in request_ids]
+        (found,) = await self.shard.ask(("MGET", *names))
+        return [None if data is None or is_record(data) else data for data in found]
+
+    async def living(self) -> list[bytes]:
+        """What each living worker says of itself; a client's user may ask this."""
+        ((seconds, _),) = await self.shard.ask(("TIME",))
+        living, names = await self.shard.ask(
+            ("ZCOUNT", self.shard.keys.workers, int(seconds) * 1000, "+inf"),
+            # Those with the longest leases first.
+            ("ZREVRANGE", self.shard.keys.workers, 0, -1),
+        )
+        # One name that is none, since no name at all would be an error.
+        (found,) = await self.shard.ask(
+            ("HMGET", f"{self.shard.keys.tag}:info", "", *names[:living])
+        )
+        return [info for info in found if info is not None]
+
+
+_QUEUED = Queued()
+_SUBMITTED: dict[int, Submitted] = {
+    2: Attached(),
+    3: Full(RETRY_AFTER_S),
+    4: UnknownEnvironment(),
+    5: Conflict(),
+}
+
+
+def _next_id(position: str) -> str:
+    ms, _, number = position.partition("-")
+    return f"{ms}-{int(number) + 1}"

@@ -1,0 +1,193 @@
+"""Calls of operators to one shard: they look, pause, weigh, and handle dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import structs
+
+from leanq.queue.results import (
+    DeadLetter,
+    InFlight,
+    MemoryRow,
+    PriorityRow,
+    Status,
+    WorkerRow,
+    merged,
+    read_in_flight,
+    read_minute,
+    read_record,
+    read_stats,
+)
+from leanq.queue.settings import Settings
+from leanq.queue.shard import Shard, every_shard, pairs_of, text_of
+
+_DECISIONS_MS = 600_000
+# A record's head, without the body, has at most so many bytes.
+_RECORD_HEAD_BYTES = 1024
+# Records that are read for each that is shown.
+_LOOKED_AT = 2
+
+
+class OperatorQueue:
+    """One shard as operators, the scaler and the page call it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+
+    async def status(self) -> Status:
+        """The shard's status. Of an environment's tenants the first 1,000 are counted."""
+        answer = await self.shard.run("status")
+        counters, tallies = read_stats(pairs_of(answer["stats"]))
+        return Status(
+            counters=counters,
+            environments={text_of(k): v for k, v in pairs_of(answer["environments"])},
+            workers=tuple(
+                WorkerRow(text_of(worker), lease_ms / 1000, held, info)
+                for worker, lease_ms, held, info in answer["workers"]
+            ),
+            priorities=tuple(
+                PriorityRow(
+                    text_of(environment), priority, tenants, waiting, oldest_ms / 1000, held
+                )
+                for environment, priority, tenants, waiting, oldest_ms, held in answer["priorities"]
+            ),
+            quarantined={text_of(environment): n for environment, n in answer["quarantined"]},
+            dead=answer["dead"],
+            tallies=tallies,
+            paused={text_of(k): int(v) / 1000 for k, v in pairs_of(answer["paused"])},
+            decisions={text_of(k): v for k, v in pairs_of(answer["decisions"])},
+            weights={text_of(k): float(v) for k, v in pairs_of(answer["weights"])},
+            memories={
+                text_of(name): MemoryRow.of(dict(pairs_of(about)))
+                for name, about in answer["memories"]
+            },
+        )
+
+    async def set_paused(
+        self, kind: Literal["environment", "tenant"], name: str, *, paused: bool
+    ) -> bool:
+        """Pauses or resumes an environment or a tenant; whether that changed anything."""
+        return bool(await self.shard.run("pause", kind=kind[0], name=name, set=paused))
+
+    async def set_weight(self, tenant: str, weight: float | None) -> None:
+        """Gives a tenant a weight, or takes it away (None). While any tenant has one, tenants share
+        CPU time by weight; those without one weigh 1."""
+        key = self.shard.keys.weights
+        if weight is None:
+            await self.shard.call(lambda c: c.hdel(key, tenant))
+        else:
+            await self.shard.call(lambda c: c.hset(key, tenant, f"{weight:.12g}"))
+
+    async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
+        """Keeps what the scaler decided for environments, for ten minutes after the last call."""
+        key, fields = self.shard.keys.scaler, [part for pair in decisions.items() for part in pair]
+        await self.shard.at_once(("HSET", key, *fields), ("PEXPIRE", key, _DECISIONS_MS))
+
+    async def minutes(self, since_minute: int) -> list[dict[str, int]]:
+        """The totals that were noted once a minute, oldest first; ``minute`` in each says when."""
+        found: Any = await self.shard.call(
+            lambda c: c.zrangebyscore(self.shard.keys.minutes, since_minute, "+inf")
+        )
+        return [read_minute(data) for data in found]
+
+    async def dead_request_ids(self, limit: int) -> list[str]:
+        """The dead letters' request ids, the newest first."""
+        found: Any = await self.shard.call(
+            lambda c: c.zrevrange(self.shard.keys.dead, 0, limit - 1)
+        )
+        return [text_of(request_id) for request_id in found]
+
+    async def dead_letter(self, request_id: str) -> DeadLetter | None:
+        """One dead letter, if there is such a one."""
+        letter = ("HGETALL", self.shard.keys.dead_letter(request_id))
+        flat, died_ms = await self.shard.at_once(
+            letter, ("ZSCORE", self.shard.keys.dead, request_id)
+        )
+        fields = dict(pairs_of(flat))
+        if not fields or died_ms is None:
+            return None
+        submission, client = read_record(request_id, fields[b"record"])
+        # Sent again it runs for itself.
+        body = fields.get(b"body", submission.body)
+        submission = structs.replace(submission, digest="", body=body)
+        worker = text_of(fields[b"w"])
+        return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
+
+    async def drop_dead(self, request_id: str) -> bool:
+        """Removes a dead letter for good; whether there was one."""
+        letter = ("UNLINK", self.shard.keys.dead_letter(request_id))
+        removed, _ = await self.shard.at_once(("ZREM", self.shard.keys.dead, request_id), letter)
+        return bool(removed)
+
+    async def running(self, workers: Sequence[str], limit: int) -> list[InFlight]:
+        """What these workers hold, those that have run the longest first: up to ``limit`` of each,
+        and up to ``limit`` in all."""
+        zranges = (
+            ("ZRANGE", f"{self.shard.keys.tag}:processing:{worker}", 0, limit - 1, "WITHSCORES")
+            for worker in workers
+        )
+        now, *rows = await self.shard.ask(("TIME",), *zranges)
+        now_s = int(now[0]) + int(now[1]) / 1_000_000
+        held = {
+            text_of(request_id): (worker, float(until_ms) / 1000)
+            for worker, row in zip(workers, rows, strict=True)
+            for request_id, until_ms in pairs_of(_flat(row))
+        }
+        # What has run the longest mostly has to end first.
+        first = sorted(held, key=lambda request_id: held[request_id][1])[: _LOOKED_AT * limit]
+        found = []
+        for request, longest_s in await self._in_flight(first):
+            worker, until_s = held[request.request_id]
+            running_s = max(0.0, now_s - (until_s - longest_s))
+            found.append(structs.replace(request, worker=worker, running_s=running_s))
+        return sorted(found, key=lambda request: -request.running_s)[:limit]
+
+    async def phase(self, request_id: str) -> tuple[str, str]:
+        """The letter of a request's phase (``lua/parts/phase.lua``) and the worker that it names;
+        empty where it simply waits, or has ended."""
+        (data,) = await self.shard.ask(("HGET", f"{self.shard.keys.tag}:phase", request_id))
+        kind, *fields = text_of((data or b"")[:1]), *text_of((data or b"")[1:]).split("\0")
+        named = {"l": 1, "j": 1, "r": 0}.get(kind)
+        return kind, fields[named] if named is not None and named < len(fields) else ""
+
+    async def quarantined(self, environment: str, limit: int) -> list[InFlight]:
+        """The next requests that wait for an isolated attempt, up to ``limit``."""
+        (ids,) = await self.shard.ask(
+            ("LRANGE", f"{self.shard.keys.tag}:quarantined:{environment}", 0, limit - 1)
+        )
+        return [request for request, _ in await self._in_flight([text_of(id_) for id_ in ids])]
+
+    async def _in_flight(self, request_ids: Sequence[str]) -> list[tuple[InFlight, float]]:
+        """What the records of these say; those that have ended in the meantime are left out."""
+        heads = (
+            ("GETRANGE", self.shard.keys.request(request_id), 0, _RECORD_HEAD_BYTES - 1)
+            for request_id in request_ids
+        )
+        answers = await self.shard.ask(*heads) if request_ids else []
+        found = []
+        for request_id, data in zip(request_ids, answers, strict=True):
+            with contextlib.suppress(ValueError):
+                found.append(read_in_flight(request_id, data))
+        return found
+
+
+@contextlib.asynccontextmanager
+async def every_queue(settings: Settings) -> AsyncIterator[list[OperatorQueue]]:
+    """Yields all shards of the queue as operators call them, and closes them in the end."""
+    async with every_shard(settings) as shards:
+        yield [OperatorQueue(shard) for shard in shards]
+
+
+async def look(settings: Settings) -> Status:
+    """Returns one look at the whole queue; raises UnavailableError."""
+    async with every_queue(settings) as queues:
+        return merged(await asyncio.gather(*(queue.status() for queue in queues)))
+
+
+def _flat(row: Any) -> Any:
+    # With scores, one version of the protocol has pairs and the other a flat list.
+    return [part for pair in row for part in pair] if row and isinstance(row[0], list) else row

@@ -1,0 +1,176 @@
+"""A connection to one shard of the queue, and what every role may ask it.
+
+Each process holds at most two connections to a server: one for commands, on which calls take
+turns, and one on which one call at a time waits for a wake-up or an inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Self, TypeVar, cast
+
+import redis.asyncio as redis
+
+from leanq.queue.connection import Address, Link
+from leanq.queue.keys import Keys
+from leanq.queue.scripts import SCRIPTS, script_text
+from leanq.queue.settings import Settings
+from leanq.queue.tasks import to_its_end
+
+_T = TypeVar("_T")
+
+# Workers load these scripts for clients, whose users may not.
+_CALLED_BY_CLIENTS = (
+    *("submit", "submit_one", "lookup", "cancel", "state_recall"),
+    *(name for name in SCRIPTS if name.startswith("replay_")),
+)
+
+
+class Shard:
+    """One shard of the queue, over two connections that open at their first use.
+
+    Every method, and every method of the three roles (``ClientQueue``, ``WorkerQueue``,
+    ``OperatorQueue``), raises UnavailableError if the server cannot be reached or refuses to
+    serve, and retries nothing: after such an error the call may or may not have happened.
+    """
+
+    def __init__(self, settings: Settings, shard: int = 0) -> None:
+        self.settings = settings
+        self.keys = Keys(settings.prefix, shard, settings.shards)
+        self.reply_ttl_ms = int(settings.reply_ttl_s * 1000)
+        self.lease_ms = int(settings.lease_s * 1000)
+        address = Address(settings.url, settings.written)
+        self._commands = Link(address)
+        self._blocking = Link(address)
+
+    @classmethod
+    def each(cls, settings: Settings) -> list[Self]:
+        """Returns all shards of the queue."""
+        return [cls(settings, shard) for shard in range(settings.shards)]
+
+    async def close(self) -> None:
+        """Closes both connections; a call under way fails."""
+        links = (self._commands, self._blocking)
+        await to_its_end(asyncio.gather(*(link.close() for link in links)))
+
+    async def run(
+        self, name: str, uploads: Mapping[str, bytes] | None = None, /, **arguments: Any
+    ) -> Any:
+        """Runs the script ``name``; returns its answer, by name where its answer has names.
+
+        ``uploads``, by their keys, are set before it, and the script moves them to their places.
+        They have the time-to-live of replies, so no eviction takes them before older replies.
+        """
+        script = SCRIPTS[name]
+        args = script.values(arguments)
+        first = [
+            ("SET", key, data, "PX", self.reply_ttl_ms) for key, data in (uploads or {}).items()
+        ]
+        return script.named(await self._commands.run(script_text(name), self.keys.tag, args, first))
+
+    async def ask(self, *commands: Sequence[Any]) -> list[Any]:
+        """Sends commands at once; returns their answers as they are on the wire."""
+        return await self._commands.ask(*commands)
+
+    async def block(self, *commands: Sequence[Any], block_s: float) -> list[Any]:
+        """As :meth:`ask`, on the other connection, for commands that may block for so long."""
+        return await self._blocking.ask(*commands, block_s=block_s)
+
+    async def at_once(self, *commands: Sequence[Any]) -> Any:
+        """Returns the answers to commands between which nothing else happens."""
+        return (await self.ask(("MULTI",), *commands, ("EXEC",)))[-1]
+
+    async def call(self, work: Callable[[redis.Redis], Awaitable[_T]]) -> _T:
+        """Returns what ``work`` makes of the connection for commands."""
+        return await self._commands.call(work)
+
+    async def clock_s(self) -> float:
+        """Returns the server's time, in seconds since 1970."""
+        ((seconds, microseconds),) = await self.ask(("TIME",))
+        return int(seconds) + int(microseconds) / 1_000_000
+
+    async def load_for_clients(self) -> None:
+        """Loads the scripts that clients call and may not load."""
+        await self._commands.load(script_text(name) for name in _CALLED_BY_CLIENTS)
+
+    async def environments(self) -> list[str]:
+        """The environments that workers have ever offered."""
+        names: Any = await self.call(lambda c: c.hkeys(f"{self.keys.tag}:environments"))
+        return sorted(text_of(name) for name in names)
+
+    async def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each environment, as the last worker to join has it."""
+        prints: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:fingerprints"))
+        return {
+            text_of(environment): text_of(fingerprint)
+            for environment, fingerprint in pairs_of(prints)
+        }
+
+    async def paused(self) -> dict[str, float]:
+        """Environments and tenants that are held back, as in :class:`Status`."""
+        found: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:paused"))
+        return {text_of(name): int(since_ms) / 1000 for name, since_ms in pairs_of(found)}
+
+    async def ping(self) -> Mapping[str, Any]:
+        """What the server says of itself (INFO); raises UnavailableError."""
+        return cast("Mapping[str, Any]", await self.call(lambda c: c.info()))
+
+
+@contextlib.asynccontextmanager
+async def every_shard(settings: Settings) -> AsyncIterator[list[Shard]]:
+    """Yields all shards of the queue, and closes them in the end."""
+    shards = Shard.each(settings)
+    try:
+        yield shards
+    finally:
+        await to_its_end(asyncio.gather(*(shard.close() for shard in shards)))
+
+
+def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:
+    """The request ids, in batches; each ends with the one that brings it to so many bytes."""
+    batch: list[str] = []
+    size_bytes = 0
+    for request_id, more_bytes in sized:
+        batch.append(request_id)
+        size_bytes += more_bytes
+        if size_bytes >= most_bytes:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> Iterator[float]:
+    """Waiting times with full jitter, in seconds: uniform below a bound that doubles."""
+    bound = base_s
+    while True:
+        yield rng.uniform(0, bound)
+        bound = min(max_s, bound * 2)
+
+
+def new_token() -> str:
+    """A lease token, which comes no second time: 72 random bits."""
+    return secrets.token_urlsafe(9)
+
+
+def text_of(name: bytes) -> str:
+    # Any process may have written what stands in Redis; it must not end a client or a worker.
+    return name.decode(errors="replace")
+
+
+def pairs_of(flat: Any) -> Iterator[tuple[bytes, bytes]]:
+    if isinstance(flat, dict):
+        return iter(flat.items())
+    return zip(flat[::2], flat[1::2], strict=True)

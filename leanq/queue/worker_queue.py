@@ -1,0 +1,305 @@
+"""Calls of a worker to one shard: it claims, settles, renews its lease, and gives back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from msgspec import structs
+
+from leanq.queue.results import (
+    Claimed,
+    EndGroup,
+    Job,
+    Reaped,
+    Renewed,
+    Returning,
+    Settlement,
+    Stop,
+    Times,
+    Wakeup,
+    end_of,
+    read_claimed,
+    read_exchanged,
+    read_jobs,
+    tallies_of,
+)
+from leanq.queue.scripts import LARGE_BATCH_BYTES
+from leanq.queue.shard import Shard, in_batches, text_of
+
+# After an answer that may last, claims skip the script `exchange` for so long.
+_UNUSUAL_S = 0.5
+# A settlement and what it shares with others, of which the last says whether its reply is uploaded.
+_Ended = tuple[Settlement, tuple[str, str, bool, str, str, bool]]
+
+
+class WorkerQueue:
+    """One shard as a worker calls it.
+
+    ``renew``, ``release`` and ``register`` may be repeated after an error. After ``claim`` the
+    worker asks ``reconcile`` for the requests that it was given.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        # Until when each exchange is left to ``claim``, by the monotonic clock.
+        self._unusual_until_s = 0.0
+
+    async def claim(
+        self,
+        worker: str,
+        environments: Sequence[str],
+        want: int,
+        *,
+        busy: int,
+        token: str,
+        settlements: Sequence[Settlement] = (),
+    ) -> Claimed:
+        """Settles what is finished and claims up to ``want`` requests, in one call.
+
+        ``busy`` counts requests in flight beside those settled here. ``token`` must be new
+        for each call: it is that of every lease given out.
+        """
+        ends: list[_Ended] = [(item, end_of(item)) for item in settlements]
+        uploads = {
+            self.shard.keys.upload(item.token, item.request_id): item.reply
+            for item, end in ends
+            if end[-1]
+        }
+        exchanges = want == 1 and len(settlements) == 1 and len(environments) == 1
+        # What lasts, as weights and pauses do, would cost a round trip with each claim.
+        if exchanges and time.monotonic() >= self._unusual_until_s:
+            answer = await self._try_exchange(worker, environments[0], token, ends[0], uploads)
+            if answer == 0:
+                self._unusual_until_s = time.monotonic() + _UNUSUAL_S
+            if answer:
+                return await self._with_bodies(read_exchanged(answer, token))
+            # The server has them by now.
+            uploads = {}
+        answer = await self._run_claim(worker, environments, want, busy, token, ends, uploads)
+        claimed = read_claimed(answer, token, len(settlements))
+        if missing := [number - 1 for number in answer["missing"]]:
+            # A full memory refuses uploads, and takes what comes with the call.
+            whole = [(ends[n][0], (*ends[n][1][:-1], False)) for n in missing]
+            answer = await self._run_claim(worker, [], 0, busy, token, whole, {})
+            again = read_claimed(answer, token, len(whole))
+            accepted = list(claimed.accepted)
+            for n, counted in zip(missing, again.accepted, strict=True):
+                accepted[n] = counted
+            claimed = replace(claimed, accepted=tuple(accepted), held=again.held)
+        return await self._with_bodies(claimed)
+
+    async def _run_claim(
+        self,
+        worker: str,
+        environments: Sequence[str],
+        want: int,
+        busy: int,
+        token: str,
+        settlements: Sequence[_Ended],
+        uploads: Mapping[str, bytes],
+    ) -> dict[str, Any]:
+        ends: dict[tuple[object, ...], int] = {}
+        rows = [
+            (
+                item.request_id,
+                item.token,
+                ends.setdefault(end, len(ends) + 1),
+                item.cpu_ms,
+                b"" if end[-1] else item.reply,
+            )
+            for item, end in settlements
+        ]
+        answer = await self.shard.run(
+            "claim",
+            uploads,
+            worker=worker,
+            lease_ms=self.shard.lease_ms,
+            reply_ttl_ms=self.shard.reply_ttl_ms,
+            token=token,
+            want=want,
+            busy=busy,
+            max_attempts=self.shard.settings.max_attempts,
+            remember_ms=int(self.shard.settings.remember_s * 1000),
+            ends=[dict(zip(EndGroup._fields, end, strict=True)) for end in ends],
+            settlements=rows,
+            environments=environments,
+        )
+        return cast("dict[str, Any]", answer)
+
+    async def _try_exchange(
+        self,
+        worker: str,
+        environment: str,
+        token: str,
+        ended: _Ended,
+        uploads: Mapping[str, bytes],
+    ) -> Any:
+        """What the script answers for one result and one request; None or 0 where ``claim`` has to
+        be called, and 0 where that may last."""
+        item, end = ended
+        return await self.shard.run(
+            "exchange",
+            uploads,
+            worker=worker,
+            lease_ms=self.shard.lease_ms,
+            reply_ttl_ms=self.shard.reply_ttl_ms,
+            token=token,
+            remember_ms=int(self.shard.settings.remember_s * 1000),
+            environment=environment,
+            request_id=item.request_id,
+            settled_token=item.token,
+            reply=b"" if end[-1] else item.reply,
+            cpu_ms=item.cpu_ms,
+            **dict(zip(EndGroup._fields, end, strict=True)),
+        )
+
+    async def _with_bodies(self, claimed: Claimed) -> Claimed:
+        jobs = await self.fetch_bodies(claimed.jobs)
+        return claimed if jobs is claimed.jobs else replace(claimed, jobs=jobs)
+
+    async def fetch_bodies(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+        """The jobs with the bodies that lie apart from their records."""
+        apart = [(job.request_id, job.detached_bytes) for job in jobs if job.detached_bytes]
+        if not apart:
+            return jobs
+        bodies: dict[str, bytes | None] = {}
+        for request_ids in in_batches(apart, LARGE_BATCH_BYTES):
+            (found,) = await self.shard.ask(("MGET", *map(self.shard.keys.body, request_ids)))
+            bodies |= zip(request_ids, found, strict=True)
+        return tuple(
+            structs.replace(job, body=bodies[job.request_id]) if job.detached_bytes else job
+            for job in jobs
+        )
+
+    async def reconcile(
+        self, worker: str, holds: Collection[str]
+    ) -> tuple[tuple[Job, ...], list[str]]:
+        """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
+        answer = await self.shard.run(
+            "reconcile",
+            worker=worker,
+            max_attempts=self.shard.settings.max_attempts,
+            request_ids=list(holds),
+        )
+        jobs = read_jobs(answer, map(text_of, answer["tokens"]))
+        lost = [text_of(request_id) for request_id in answer["lost"]]
+        return await self.fetch_bodies(jobs), lost
+
+    async def renew(
+        self,
+        worker: str,
+        environments: Collection[str] = (),
+        *,
+        idle_factor: float = 1.0,
+        times: Mapping[tuple[str, Times], int] | None = None,
+    ) -> Renewed:
+        """A heartbeat: extends the lease over all that the worker holds.
+
+        Args:
+            worker: its id.
+            environments: whose waiting requests are counted in the answer.
+            idle_factor: how many times longer the lease is if the worker holds nothing.
+            times: how often results of an environment took such times since the last heartbeat.
+        """
+        answer = await self.shard.run(
+            "renew",
+            worker=worker,
+            lease_ms=self.shard.lease_ms,
+            idle_lease_ms=int(self.shard.lease_ms * idle_factor),
+            max_attempts=self.shard.settings.max_attempts,
+            reply_ttl_ms=self.shard.reply_ttl_ms,
+            environments=list(environments),
+            tallies=list(tallies_of(times or {}).items()),
+        )
+        return Renewed(
+            held=answer["held"],
+            lapsed=answer["expired"] > 0,
+            timed_out=tuple(text_of(request_id) for request_id in answer["timed_out"]),
+            known=answer["known"] == 1,
+            workers=answer["workers"],
+            waiting=answer["waiting"],
+        )
+
+    async def release(
+        self,
+        worker: str,
+        leases: Sequence[tuple[str, str]],
+        *,
+        how: Returning = "requeue",
+        leave: bool = False,
+    ) -> int:
+        """Gives back (request id, token) pairs unfinished; how many of the leases were current.
+
+        ``leave``: the worker leaves the fleet.
+        """
+        given = await self.shard.run(
+            "release",
+            worker=worker,
+            max_attempts=self.shard.settings.max_attempts,
+            reply_ttl_ms=self.shard.reply_ttl_ms,
+            how=how,
+            leave=leave,
+            leases=leases,
+        )
+        return cast(int, given)
+
+    async def reap(self) -> Reaped:
+        """Requeues up to 100 requests of one worker whose lease has expired."""
+        answer = await self.shard.run(
+            "reap",
+            max_attempts=self.shard.settings.max_attempts,
+            reply_ttl_ms=self.shard.reply_ttl_ms,
+            lease_ms=self.shard.lease_ms,
+        )
+        return Reaped(
+            requeued=answer["queued"],
+            poisoned=answer["poisoned"],
+            more=answer["more"] == 1,
+            expiry_grace_s=answer["expiry_grace_ms"] / 1000,
+        )
+
+    async def register(
+        self,
+        worker: str,
+        info: bytes,
+        environments: Mapping[str, bytes],
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> None:
+        """Enters the fleet; ``info`` and the environments' values are for people to read.
+
+        ``fingerprints`` say which verdicts may be remembered for an environment's requests from now
+        on.
+        """
+        rows = [
+            (environment, (fingerprints or {}).get(environment, ""), about)
+            for environment, about in environments.items()
+        ]
+        await self.shard.run(
+            "register", worker=worker, lease_ms=self.shard.lease_ms, info=info, environments=rows
+        )
+        await self.shard.load_for_clients()
+
+    async def wait_wakeup(
+        self, worker: str, environments: Sequence[str], block_s: float
+    ) -> Wakeup | Stop | None:
+        """Waits for an environment's wake-up, or for something for ``worker`` alone; ``None`` after
+        ``block_s`` seconds or a :meth:`notify_worker`."""
+        stop = self.shard.keys.stop(worker)
+        names = [stop, *(self.shard.keys.wakeup(environment) for environment in environments)]
+        (found,) = await self.shard.block(("BLPOP", *names, block_s), block_s=block_s)
+        if found is None:
+            return None
+        if text_of(found[0]) != stop:
+            return Wakeup()
+        return Stop(text_of(found[1])) if found[1] else None
+
+    async def notify_worker(self, worker: str) -> None:
+        """Ends the worker's own :meth:`wait_wakeup`."""
+        await self.shard.run("notify_worker", worker=worker)
+
+    async def notify(self, environment: str) -> None:
+        """Passes a wake-up's token on to the next idle worker."""
+        await self.shard.run("notify", environment=environment)
