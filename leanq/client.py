@@ -229,7 +229,7 @@ class AsyncLeanQClient(_Client):
         holes: Iterable[str] = (),
         **options: Unpack[Check],
     ) -> Reply:
-        """Whether ``code`` proves a target; as :meth:`LeanQClient.verify`."""
+        """Returns whether ``code`` proves a target; as :meth:`LeanQClient.verify`."""
         return await self._reply(self._builder.verify(target, code, theorems, holes, options))
 
     async def step(self, state: str, tactic: str, **options: Unpack[Check]) -> Reply:

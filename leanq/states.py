@@ -96,7 +96,7 @@ class States(Protocol):
         """The snapshot, its chunks compared with their hashes; what is damaged is dropped."""
 
     async def begin_snapshot(self, key: str) -> bool:
-        """Whether the caller should make a snapshot; False while another is about it."""
+        """Returns whether the caller should make a snapshot; False while another is about it."""
 
     async def drop_snapshot(self, key: str) -> None:
         """Removes a snapshot, which was found to be damaged."""

@@ -105,17 +105,17 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        """How many requests it runs at a time."""
+        """Returns how many requests it runs at a time."""
         return self.slot_pool.slots.count
 
     @property
     def busy(self) -> int:
-        """How many run now."""
+        """Returns how many run now."""
         return self.slot_pool.slots.taken
 
     @property
     def quarantined(self) -> bool:
-        """Whether it claims nothing, since Lean has ceased to work on this machine."""
+        """Returns whether it claims nothing, since Lean has ceased to work on this machine."""
         return self.slot_pool.breaker.quarantined
 
     async def run(self) -> None:
@@ -228,7 +228,7 @@ class Worker:
                 self._slot_pool_changed()
 
     async def _fault_that_stays(self) -> WorkerError | None:
-        """What is wrong with Lean here after several pauses; None as soon as it works."""
+        """Returns what is wrong with Lean here after several pauses; None as soon as it works."""
         fault = ToolchainError("Lean does not work here")
         for doubled in range(_TRIALS):
             pause_s = self._pause_s * 2**doubled * random.uniform(0.5, 1.0)

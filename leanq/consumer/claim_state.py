@@ -71,12 +71,12 @@ class ClaimState:
 
     @property
     def claim_is_due(self) -> bool:
-        """Whether a claim is to be sent, as soon as there are free slots."""
+        """Returns whether a claim is to be sent, as soon as there are free slots."""
         return self.demand in (Demand.DUE, Demand.BACKLOG)
 
     @property
     def claims_ahead(self) -> bool:
-        """Whether to claim more requests than slots are free, if requests are short."""
+        """Returns whether to claim more requests than slots are free, if requests are short."""
         return self.demand is Demand.BACKLOG
 
     def notified(self) -> None:

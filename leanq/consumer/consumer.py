@@ -197,7 +197,7 @@ class Consumer:
 
     @property
     def _share(self) -> int:
-        """How many requests may be claimed now."""
+        """Returns how many requests may be claimed now."""
         if not self.state.claim_is_due:
             return 0
         return self._slot_pool.share(self, ahead=self.state.claims_ahead)

@@ -94,7 +94,7 @@ class HeldRequests:
 
     @property
     def has_results(self) -> bool:
-        """Whether something is to be settled."""
+        """Returns whether something is to be settled."""
         return bool(self._results)
 
     def start(self, job: Job) -> None:
@@ -113,7 +113,7 @@ class HeldRequests:
 
     @property
     def patient_until_s(self) -> float:
-        """When to give back requests that still wait for a slot; of the monotonic clock."""
+        """Returns when to give back requests that still wait for a slot; of the monotonic clock."""
         return self._waiting_since_s + self._claimed_ahead_wait_s if self._waiting else math.inf
 
     def return_waiting(self) -> None:
@@ -182,7 +182,7 @@ class HeldRequests:
         return batch
 
     def finished_beside(self, batch: list[Settlement]) -> int:
-        """How many held requests are finished and not in ``batch``."""
+        """Returns how many held requests are finished and not in ``batch``."""
         return sum(held.end is not None for held in self._held.values()) - len(batch)
 
     async def stop(self) -> None:

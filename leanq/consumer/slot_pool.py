@@ -131,7 +131,7 @@ class CircuitBreaker:
 
     @property
     def closed(self) -> bool:
-        """Whether requests may be claimed."""
+        """Returns whether requests may be claimed."""
         return not self.quarantined and self._clock() >= self.paused_until_s
 
     def pause(self, seconds: float) -> None:
@@ -192,12 +192,12 @@ class SlotPool:
 
     @property
     def available(self) -> int:
-        """How many more requests could run now."""
+        """Returns how many more requests could run now."""
         return self.slots.free if self.may_claim else 0
 
     @property
     def may_claim(self) -> bool:
-        """Whether anything may be claimed, where a slot is free."""
+        """Returns whether anything may be claimed, where a slot is free."""
         if self.draining or self.slots.isolated or (self.emptying and self.slots.taken):
             return False
         return self.breaker.closed

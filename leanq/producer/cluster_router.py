@@ -250,7 +250,7 @@ _FINAL = 3
 
 
 def _worth(end: Reply | LeanQError) -> int:
-    """How much the answer of one cluster says of a request that may be in another."""
+    """Returns how much the answer of one cluster says of a request that may be in another."""
     if isinstance(end, LostError):
         return 0
     if isinstance(end, Reply) and end.verdict == "cancelled":

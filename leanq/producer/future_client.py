@@ -48,7 +48,7 @@ class LeanQFuture(Future[_T]):
         self._acknowledged = False
 
     def running(self) -> bool:
-        """Whether the queue has acknowledged the request, which has not ended."""
+        """Returns whether the queue has acknowledged the request, which has not ended."""
         return self._acknowledged and not self.done()
 
     def result(self, timeout: float | None = None) -> _T:
@@ -216,7 +216,7 @@ class FutureClient(Maps):
         holes: Iterable[str] = (),
         **options: Unpack[Check],
     ) -> LeanQFuture[Reply]:
-        """Whether ``code`` proves a target, as a future of a :class:`Reply`.
+        """Returns whether ``code`` proves a target, as a future of a :class:`Reply`.
 
         ``accepted`` means that the candidate's theorems are the target's, by the same statements,
         and proved. Otherwise the reply's ``failed`` says which theorem failed by which rule.

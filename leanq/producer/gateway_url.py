@@ -11,7 +11,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def is_gateway(url: str) -> bool:
-    """Whether a URL names a gateway, and not a Redis."""
+    """Returns whether a URL names a gateway, and not a Redis."""
     return url.startswith(("https://", "http://"))
 
 

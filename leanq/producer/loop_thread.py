@@ -38,7 +38,7 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread, which must not wait for itself."""
+        """Returns whether the caller runs in this thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[[], None]) -> bool:

@@ -205,7 +205,7 @@ class _BatchWarning:
 
 
 def _last_of_ours(reply: Reply) -> str:
-    """What leanq has to say of it, else the first words of the first message."""
+    """Returns what leanq has to say of it, else the first words of the first message."""
     texts = [message.text for message in reply.messages]
     ours = [text for text in texts if text.startswith("leanq: ")]
     return (ours or texts or [""])[0].partition("\n")[0].removeprefix("leanq: ")

@@ -30,7 +30,7 @@ class Waiting(Protocol):
     """A shard's client, as the watch sees it."""
 
     def waiting(self) -> Mapping[tuple[str, str], int]:
-        """How many requests the queue has acknowledged and not answered, by environment and
+        """Returns how many requests the queue has acknowledged and not answered, by environment and
         tenant."""
 
     def take_answered(self) -> AbstractSet[str]:

@@ -90,7 +90,7 @@ class ClientQueue:
         return became
 
     async def _submit_one(self, client: str, item: Submission) -> bool:
-        """Whether a single request was taken in, as one that is new and simply waits."""
+        """Returns whether a single request was taken in, as one that is new and simply waits."""
         if len(item.body) > LARGE_BYTES:
             return False
         affinity, second_affinity, *_ = (*item.affinity, "", "")
@@ -179,7 +179,7 @@ class ClientQueue:
         return [None if data is None or is_record(data) else data for data in found]
 
     async def living(self) -> list[bytes]:
-        """What each living worker says of itself; a client's user may ask this."""
+        """Returns what each living worker says of itself; a client's user may ask this."""
         ((seconds, _),) = await self.shard.ask(("TIME",))
         living, names = await self.shard.ask(
             ("ZCOUNT", self.shard.keys.workers, int(seconds) * 1000, "+inf"),

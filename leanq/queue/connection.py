@@ -79,7 +79,7 @@ class Address:
 
     @property
     def count(self) -> int:
-        """How many hosts are known."""
+        """Returns how many hosts are known."""
         return 1 + len(self._others)
 
     @property
@@ -140,7 +140,7 @@ class Link:
         self._loaded: tuple[str, ...] = ()
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]], block_s: float = 0.0) -> _T:
-        """What ``work`` makes of the connection; it may block for ``block_s`` seconds.
+        """Returns what ``work`` makes of the connection; it may block for ``block_s`` seconds.
 
         Nothing is tried again but what certainly did not happen.
 
@@ -206,7 +206,7 @@ class Link:
     async def run(
         self, script: str, key: str, args: Sequence[Any], uploads: Sequence[Sequence[Any]] = ()
     ) -> Any:
-        """What a script answers; raises as :meth:`call`.
+        """Returns what a script answers; raises as :meth:`call`.
 
         It is called as a function of the server's where there is its library, or this user may load
         it, and else as a script, which costs the server more. ``uploads`` are commands that go

@@ -1,6 +1,6 @@
 """What goes into the queue's transitions and what comes out of them: plain values.
 
-Of which there is one for each request, those are msgspec's, which are made in a third of the time.
+Types created once per request are msgspec structs: three times faster to construct.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def end_of(item: Settlement) -> tuple[str, str, bool, str, str, bool]:
 
 
 def times_of(waited_s: float, ran_s: float) -> Times:
-    """How long a request waited and ran, to two digits.
+    """Returns how long a request waited and ran, to two digits.
 
     The fewer of these there are, the less a heartbeat has to tell.
     """
@@ -324,14 +324,14 @@ def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed
 
 
 def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
-    """What the script ``exchange`` answers, whose lease has this token."""
+    """Returns what the script ``exchange`` answers, whose lease has this token."""
     request_id, record = answer["request_id"], answer["record"]
     jobs = (_read_job(answer["now_ms"], False, request_id, record, token),) if request_id else ()
     return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)
 
 
 def is_record(data: bytes) -> bool:
-    """Whether this is a request in flight, and not the reply that takes its place."""
+    """Returns whether this is a request in flight, and not the reply that takes its place."""
     return data.startswith(_IN_FLIGHT)
 
 
@@ -452,7 +452,7 @@ class MemoryRow:
 
     @classmethod
     def of(cls, about: Mapping[bytes, bytes]) -> Self:
-        """What a memory's counters say; of counters that anybody may have written."""
+        """Returns what a memory's counters say; of counters that anybody may have written."""
 
         def read(name: bytes) -> int:
             found = about.get(name, b"")

@@ -105,7 +105,7 @@ class Script:
         return "\n".join(lines)
 
     def named(self, answer: Any) -> Any:
-        """What the script answered, by name where it has names and its answer is a list."""
+        """Returns what the script answered, by name where it has names and its answer is a list."""
         if not self.answer or not isinstance(answer, list):
             return answer
         return dict(zip(self.answer.split(), answer, strict=True))

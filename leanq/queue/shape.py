@@ -27,7 +27,7 @@ class Shape:
 
     @classmethod
     def of(cls, settings: Settings) -> Shape:
-        """What a process with these settings expects."""
+        """Returns what a process with these settings expects."""
         return cls(settings.shards, settings.lease_s)
 
 

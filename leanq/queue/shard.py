@@ -124,7 +124,7 @@ class Shard:
         return {text_of(name): int(since_ms) / 1000 for name, since_ms in pairs_of(found)}
 
     async def ping(self) -> Mapping[str, Any]:
-        """What the server says of itself (INFO); raises UnavailableError."""
+        """Returns what the server says of itself (INFO); raises UnavailableError."""
         return cast("Mapping[str, Any]", await self.call(lambda c: c.info()))
 
 

@@ -120,7 +120,7 @@ def unpack_reply(request_id: str, data: bytes) -> Reply:
 
 
 def pack_info(info: Mapping[str, object]) -> bytes:
-    """What a worker tells of itself or of an environment, for people to read."""
+    """Returns what a worker tells of itself or of an environment, for people to read."""
     data: bytes = msgpack.packb(dict(info), unicode_errors="replace")
     return data
 

@@ -137,8 +137,8 @@ class WorkerQueue:
         ended: _Ended,
         uploads: Mapping[str, bytes],
     ) -> Any:
-        """What the script answers for one result and one request; None or 0 where ``claim`` has to
-        be called, and 0 where that may last."""
+        """Returns the script's answer for one result and one request. None and 0 mean that
+        ``claim`` has to be called; after 0 that may last."""
         item, end = ended
         return await self.shard.run(
             "exchange",

@@ -20,7 +20,7 @@ if lease_token ~= settled_token or lease_environment ~= environment or charge ~=
 local upload = uploaded and tag .. ':upload:' .. settled_token .. ':' .. request_id
 if uploaded then reply = publish.uploaded(upload) end
 if not reply then return false end
--- One answer tells what it is, as a name counts as often as it is named.
+-- EXISTS counts repeated keys, so the sum tells the cases apart.
 local paused, weights = tag .. ':paused', tag .. ':weights'
 local joined, quarantined = tag .. ':joined:' .. request_id, tag .. ':quarantined:' .. environment
 local unusual = call('EXISTS', joined, paused, paused, weights, weights, quarantined, quarantined)
@@ -39,7 +39,7 @@ local held = call('ZCARD', processing)
 -- The next request. Once it is taken out of its list, it is put back before others are to look.
 local rings = tag .. ':ring:' .. environment .. ':'
 local zero, one, two = rings .. 0, rings .. 1, rings .. 2
--- One answer tells of all three, as a name counts as often as it is named.
+-- EXISTS counts repeated keys, so the sum tells which rings exist.
 local filled = call('EXISTS', zero, one, one, two, two, two, two)
 local run_id
 local ring, list, next_id, text, r, next_key

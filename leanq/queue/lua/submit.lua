@@ -77,7 +77,7 @@ local function keep(k)
   records[kept] = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
 end
 
--- Whether a request asks for something else than one of the same name. A request without a digest, as an
+-- Returns whether a request asks for something else than one of the same name. A request without a digest, as an
 -- echo, may be any in its environment.
 local function differs(k, environment, digest)
   return kinds[kind_of[k]].environment.name ~= environment

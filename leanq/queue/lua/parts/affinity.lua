@@ -59,7 +59,7 @@ function affinity.put_back(front)
   bulk.call('LPUSH', front.list, rest)
 end
 
--- Whether no other request of the list could go before this one, which is its first.
+-- Returns whether no other request of the list could go before this one, which is its first.
 function affinity.is_next(r)
   return r.rank == 1 or r.passed and now - r.passed >= affinity.PASSED_OVER_MS
 end

@@ -17,7 +17,7 @@ function bulk.call(command, key, values)
   return all
 end
 
--- How many of these keys there are.
+-- Returns how many of these keys there are.
 function bulk.existing(names)
   local n = 0
   for i = 1, #names, 4000 do

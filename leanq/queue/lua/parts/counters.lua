@@ -13,7 +13,7 @@ function counters.read(names)
   for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', names)) do counters.known[names[i]] = value end
 end
 
--- What a counter was before this call; what is no number, which any process may have written, counts as none.
+-- Returns what a counter was before this call; what is no number, which any process may have written, counts as none.
 function counters.before(name) return tonumber(counters.known[name] or 0) or 0 end
 
 -- The same, and what this call added to it.

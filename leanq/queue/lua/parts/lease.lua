@@ -7,7 +7,7 @@
 -- alone. `shares`: where tenants have weights.
 local lease = {}
 
--- Whether a request that waits needs no run of its own, since an identical one runs.
+-- Returns whether a request that waits needs no run of its own, since an identical one runs.
 function lease.joins(request_id, r, isolated)
   if r.digest == '' then return false end
   local key = single_flight.key(r.environment, r.digest)
@@ -28,7 +28,7 @@ function lease.text(r, isolated)
   return r.lease
 end
 
--- Whether the request, which waits, is now this worker's.
+-- Returns whether the request, which waits, is now this worker's.
 function lease.take(request_id, r, text, isolated)
   if lease.joins(request_id, r, isolated) then return false end
   local environment, phases, leased = r.environment, lease.phases, lease.text(r, isolated)

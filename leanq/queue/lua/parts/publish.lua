@@ -25,7 +25,7 @@ end
 
 function publish.size(reply) return type(reply) == 'table' and reply.bytes or #reply end
 
--- What an inbox has of a reply.
+-- Returns what an inbox has of a reply.
 function publish.told(reply)
   if type(reply) == 'table' then return reply.bytes end
   return #reply <= LARGE_BYTES and reply or #reply
@@ -66,7 +66,7 @@ function publish.reply(request_id, client, reply)
   publish.tell(request_id, client, reply)
 end
 
--- Whether the server knows MSETEX (Valkey from 9.1, Redis from 8.4), and this user may call it: it does what
+-- Returns whether the server knows MSETEX (Valkey from 9.1, Redis from 8.4), and this user may call it: it does what
 -- many SET do, at half of their cost.
 local function has_msetex(key)
   local number, least = redis.VALKEY_VERSION_NUM, 0x090100

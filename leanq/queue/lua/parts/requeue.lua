@@ -42,7 +42,7 @@ function requeue.one(request_id, how)
   return 'queued'
 end
 
--- What became of a request, as above; requests that joined it fare likewise. Their order does not
+-- Returns what became of a request, as above; requests that joined it fare likewise. Their order does not
 -- matter, since they are the same.
 function requeue.run(request_id, how)
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
@@ -61,5 +61,5 @@ function requeue.run(request_id, how)
   return became
 end
 
--- Whether this call has sent back as many joined requests as one call may.
+-- Returns whether this call has sent back as many joined requests as one call may.
 function requeue.is_full() return requeue.disbanded >= 1000 end

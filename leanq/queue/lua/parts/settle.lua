@@ -8,7 +8,7 @@
 -- lease that was charged. `gone`: keys of what is no longer needed, bodies and uploads.
 local settle = {}
 
--- Whether a result counted before: its token is in the head of the reply.
+-- Returns whether a result counted before: its token is in the head of the reply.
 function settle.has_counted(request_id, token)
   -- 0x93 opens an array of three, 0xa0 + n a text of n bytes.
   local head = '\147' .. string.char(160 + #token) .. token

@@ -57,7 +57,7 @@ function single_flight.with_record(run_id, lease)
     or redis.call('ZRANGE', tag .. ':joined:' .. run_id, 0, 0)[1] or run_id
 end
 
--- Whether the request has joined the run from now on. `isolated`: it may take down its worker, and so
+-- Returns whether the request has joined the run from now on. `isolated`: it may take down its worker, and so
 -- joins only what runs alone: what others run beside proves nothing against it.
 function single_flight.join(request_id, run_id, digest, submitted, isolated)
   local lease = run_id and single_flight.lease_of(run_id)

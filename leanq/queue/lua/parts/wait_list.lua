@@ -34,8 +34,8 @@ function wait_list.put(push, request_id, r)
   end
 end
 
--- The priorities of an environment in which anything stands. EXISTS counts a name as often as it is
--- named, so that one answer tells of all three.
+-- Returns the priorities of an environment that have work. EXISTS counts repeated keys, so the sum tells
+-- which rings exist.
 function wait_list.filled_priorities(environment)
   local ring = tag .. ':ring:' .. environment .. ':'
   local zero, one, two, filled = ring .. 0, ring .. 1, ring .. 2, {}
@@ -46,7 +46,7 @@ function wait_list.filled_priorities(environment)
   return filled
 end
 
--- Whether anything stands in an environment's lists; it may have been withdrawn.
+-- Returns whether anything stands in an environment's lists; it may have been withdrawn.
 function wait_list.any(environment)
   local ring = tag .. ':ring:' .. environment .. ':'
   return redis.call('EXISTS', ring .. 0, ring .. 1, ring .. 2, tag .. ':quarantined:' .. environment) > 0

@@ -5,7 +5,7 @@
 -- time.
 local waiting = {MAX_POPPED = 1000}
 
--- Whether the request waits in the list of this name; not what expires hereby, and what was withdrawn,
+-- Returns whether the request waits in the list of this name; not what expires hereby, and what was withdrawn,
 -- whose entry is gone from the list.
 function waiting.is_in(name, request_id, r, phase_text)
   if not r or waiting.taken[request_id] or wait_list.name_of(r, phase_text) ~= name then

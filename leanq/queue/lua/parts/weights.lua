@@ -11,7 +11,7 @@ function weights.class(weight)
   return 8 * exponent + math.floor(8 * fraction)
 end
 
--- What all weights of a class are below, and have four fifths of or more.
+-- Returns what all weights of a class are below, and have four fifths of or more.
 function weights.bound(class)
   return math.ldexp(class % 8 + 1, math.floor(class / 8) - 3)
 end
