@@ -72,6 +72,8 @@ class CampaignBoard:
         self._reporting = asyncio.Lock()
         self.rows: Sequence[CampaignRow] = ()
         self.trouble = ""
+        # What to install before there can be any.
+        self.missing = ""
 
     async def refresh(self) -> None:
         """Begins a look where the last one is some seconds old. Nobody waits for it but the first
@@ -104,7 +106,7 @@ class CampaignBoard:
         try:
             require_rq()
         except UsageError as error:
-            self.trouble = str(error)
+            self.missing = str(error)
             return
         try:
             self.rows, self.trouble = await asyncio.to_thread(self._rows), ""

@@ -250,6 +250,9 @@ class Page:
         viewer = self._viewer(key) if key else None
         response = self.page("error.html", viewer, status, detail=detail)
         response.headers.update(headers)
+        if status == 503 and request.method == "GET":
+            # The browser asks again by itself, until the queue is back.
+            response.headers["Refresh"] = str(_RETRY_AFTER_S)
         return response
 
     async def watched(self, viewer: Viewer, request: Request) -> AsyncIterator[bytes]:

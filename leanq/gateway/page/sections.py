@@ -111,7 +111,8 @@ def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         ),
         "accepted": ends["accepted"] / judged if judged else None,
         "judged": judged,
-        "failed": sum(ends.values()) - judged,
+        # Who withdraws a request asked for that end.
+        "failed": sum(ends.values()) - judged - ends["cancelled"],
         "span_s": span_s,
         "p50_s": quantile_s(took, 0.5),
         "p99_s": quantile_s(took, 0.99),
@@ -183,7 +184,7 @@ def history(overview: Overview, viewer: Viewer) -> dict[str, Any]:
                 "submitted": period.submitted,
                 "accepted": accepted,
                 "refused": judged - accepted,
-                "unknown": ended - judged,
+                "unknown": ended - judged - period.finished.get("cancelled", 0),
                 "wait_s": period.waited_s / ended if ended else None,
                 "run_s": period.ran_s / ended if ended else None,
                 "p50_s": quantile_s(period.took, 0.5),
@@ -403,7 +404,7 @@ def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         for row in rows[:_CAMPAIGNS_SHOWN]
     ]
     more = max(0, len(rows) - _CAMPAIGNS_SHOWN)
-    return {"rows": shown, "more": more, "trouble": board.trouble}
+    return {"rows": shown, "more": more, "trouble": board.trouble, "missing": board.missing}
 
 
 def scaler(overview: Overview, viewer: Viewer) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -385,6 +386,9 @@ async def test_a_text_is_checked_and_its_page_tells_all(
     assert "beyond the text" in page
     for text in ("lean_error", "⊢ p", STATE, "In the queue", "CPU in Lean"):
         assert text in page
+    # A goal stands behind the line of its sorry, and once.
+    assert page.index('id="L1"') < page.index("⊢ p") < page.index('id="L2"')
+    assert page.count("⊢ p") == 1
     text = await gateway.http.get(f"{where}/text")
     assert text.text == code
     assert text.headers["Content-Disposition"].startswith("attachment")
@@ -553,6 +557,35 @@ async def test_a_queue_out_of_reach_is_said_without_where_it_is(one: Server) -> 
         assert "cannot reach its queue" in answer.text
         assert one.settings.url not in answer.text
         assert "Retry-After" in answer.headers
+        # The browser looks again by itself.
+        assert answer.headers["Refresh"] == "5"
+
+
+async def test_a_machine_without_rq_is_no_trouble(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rq", None)
+    async with new_gateway(settings) as gateway:
+        page = await shown(gateway, {})
+    assert '<p class="none">campaigns as jobs need RQ' in page
+    assert '<p class="trouble">' not in page
+
+
+async def test_a_withdrawn_request_is_no_failure(gateway: Gateway, scripted: Scripted) -> None:
+    # What ended since this first look is counted.
+    await shown(gateway, {})
+    held = await gateway.http.post("/v1/check?wait=0", json={"code": "-- held", "request_id": "w"})
+    assert held.status_code == 202
+    await eventually(lambda: bool(scripted.running))
+    assert (await gateway.http.delete("/v1/requests/w")).json()["verdict"] == "cancelled"
+
+    async def is_counted() -> bool:
+        return "cancelled" in await shown(gateway, {})
+
+    await eventually(is_counted)
+    page = await shown(gateway, {})
+    (failed,) = re.findall(r"(?s)<dt>No verdict</dt>\s*<dd>(.*?)</dd>", page)
+    assert failed.strip() == "0"
 
 
 async def test_a_redis_of_rqs_that_does_not_answer_is_said(

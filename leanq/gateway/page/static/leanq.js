@@ -132,7 +132,7 @@
           { ...axis, size: 52, values: (_, ticks) => ticks.map((value) => (kind.value === seconds ? seconds(value) : Number.isInteger(value) ? whole(value) : "")) },
         ],
         series: [
-          { label: "UTC", value: (_, time) => (time === null || time === undefined ? "–" : new Date(time * 1000).toISOString().slice(11, 16)) },
+          { label: "UTC", value: (_, time) => new Date((time ?? rows[rows.length - 1][0]) * 1000).toISOString().slice(11, 16) },
           ...kind.series.slice(0, shown.length).map(([label, paint], number) => ({
             label,
             stroke: color(paint),
@@ -140,7 +140,7 @@
             spanGaps: false,
             points: { show: !kind.bars && rows.length < 4, size: 5 },
             ...(kind.bars ? { fill: color(paint), paths: bars } : {}),
-            value: (_, __, ___, index) => kind.value(index === null || index === undefined ? null : told[number][index]),
+            value: (_, __, ___, index) => kind.value(told[number][index ?? rows.length - 1]),
           })),
         ],
       }, [rows.map((row) => row[0]), ...shown], place);
