@@ -11,8 +11,8 @@ A record is a JSON object. Its fields, in this order:
 - ``verdict``: the reply's; null for an echo, and beside an ``error``.
 - ``reason``, ``messages``, ``sorries``, ``theorems``: the reply's.
 - ``failed``: only if the row has a target: the theorems of the target that are not proved.
-- ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``, ``audit_s``,
-  ``fingerprint``, ``request_id``: the reply's.
+- ``axioms``, ``kernel``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``,
+  ``audit_s``, ``fingerprint``, ``request_id``: the reply's.
 - ``code_hash``: 16 hexadecimal digits, equal for equal texts (with equal targets).
 - ``error``: why nothing was checked, as one line. Besides it the record has ``id``, ``line`` and
   ``verdict``, and where they are known ``sample``, ``problem``, ``tags`` and ``holes``.
@@ -37,8 +37,9 @@ from leanq.errors import UsageError
 from leanq.queue.requests import Reply, verify_reply_to_json
 
 _OF_REPLY = (
-    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "attempts"),
-    *("worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
+    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
+    *("attempts", "worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint"),
+    "request_id",
 )
 _ALWAYS = frozenset({"id", "line", "verdict"})
 _ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})

@@ -30,6 +30,7 @@ def answer_columns(arrow: Any) -> dict[str, Any]:
         "theorems": arrow.list_(arrow.struct({"name": text, "statement": text})),
         "failed": arrow.list_(arrow.struct({"name": text, "rule": text, "text": text})),
         "axioms": arrow.list_(text),
+        "kernel": text,
         "attempts": number,
         "worker": text,
         **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),

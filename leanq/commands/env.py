@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -11,18 +13,55 @@ import click
 from leanq.commands.tables import printable
 from leanq.commands.worker import environments, named_environments
 from leanq.lean.audit.evaluators import evaluators
+from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.programs import Evaluators
-from leanq.lean.environment import open_environment
+from leanq.lean.environment import Environment, open_environment
 
 
 @click.group()
 def env() -> None:
-    """Look at environments on this machine."""
+    """Look at environments on this machine, and prepare them."""
+
+
+_lean = click.option(
+    "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
+)
 
 
 @env.command()
 @environments
-@click.option("--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found].")
+@_lean
+def prepare(environments: Sequence[str], lean: str | None) -> None:
+    """Fill this machine's cache with what a worker needs to know of environments.
+
+    Hashes their compiled files, looks for syntax that evaluates what a text wrote, and tests the
+    judge. A worker does the same at the first use. Run it where an image is built.
+
+    Exit code: 0 if all can be judged, 1 if one cannot.
+    """
+    faults = []
+    for name, path in named_environments(environments).items():
+        environment = open_environment(name, path, lean=lean)
+        evaluators(environment)
+        fault = asyncio.run(_fault_of_judge(environment))
+        click.echo(printable(f"{environment}: {fault or 'prepared'}"))
+        faults.append(fault)
+    if any(faults):
+        sys.exit(1)
+
+
+async def _fault_of_judge(environment: Environment) -> str:
+    """Returns why nothing can be judged here, or ""; a pass is remembered."""
+    judges = Judges(environment, slots=1)
+    try:
+        return await judges.unavailable()
+    finally:
+        await judges.close()
+
+
+@env.command()
+@environments
+@_lean
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each environment.")
 def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
     """Print an environment's syntax that evaluates what a text wrote.

@@ -158,6 +158,9 @@ class Result(BaseModel):
     sorries: list[Sorry]
     theorems: list[Theorem]
     axioms: list[str] | None
+    kernel: Annotated[
+        str | None, Field(description="the version of the kernel that judged; null where none did")
+    ]
     failed: Annotated[list[Failure], Field(description="of a verification")]
     state: Annotated[str | None, Field(description="of a step: the next state")]
     goals: Annotated[list[str], Field(description="of a step: those of the next state")]

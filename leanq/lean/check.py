@@ -193,7 +193,7 @@ class Compilation:
             return reply
         started = time.monotonic()
         judgement = await self._judgement(auditor.judges, self._file)
-        reply = replace(reply, cpu_s=reply.cpu_s + judgement.cpu_s)
+        reply = replace(reply, cpu_s=reply.cpu_s + judgement.cpu_s, kernel=judgement.kernel)
         reply = await self._after_judge(auditor, reply, judgement)
         return replace(reply, audit_s=reply.audit_s + time.monotonic() - started)
 

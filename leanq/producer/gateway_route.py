@@ -320,6 +320,7 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
         tuple(Sorry(**each) for each in result["sorries"]),
         None if axioms is None else tuple(axioms),
         reason=result["reason"],
+        kernel=result["kernel"],
         theorems=tuple(Theorem(**each) for each in result["theorems"]),
         failed=tuple(Failure(**each) for each in result["failed"]),
         state=result["state"],

@@ -306,6 +306,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
             not look at it, as with an error or a ``sorry`` that Lean reports.
         failed: which theorems of the target a candidate does not prove, and why (verify).
         axioms: all axioms that the new constants rest on; ``None`` where not audited.
+        kernel: the version of the Lean whose kernel judged; ``None`` where none did.
         fingerprint: the environment in which Lean answered; ``None`` if Lean did not.
         state: the next state of a step, ``None`` once nothing is left to prove; or the state that
             was imported.
@@ -347,6 +348,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     failed: tuple[Failure, ...] = ()
     infotree: bytes | None = None
     content: str = ""
+    kernel: str | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reply) and _answer(self) == _answer(other)
@@ -413,6 +415,7 @@ def check_reply_to_json(reply: Reply) -> dict[str, Any]:
         "sorries": [asdict(sorry) for sorry in reply.sorries],
         "theorems": [asdict(theorem) for theorem in reply.theorems],
         "axioms": None if reply.axioms is None else list(reply.axioms),
+        "kernel": reply.kernel,
         "attempts": reply.attempts,
         "worker": reply.worker,
         "queued_s": round(reply.queued_s, 4),

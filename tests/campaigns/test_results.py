@@ -39,7 +39,7 @@ from leanq.queue.requests import (
 
 REPLY_FIELDS = [
     *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms"),
-    *("attempts", "worker"),
+    *("kernel", "attempts", "worker"),
     *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id", "code_hash"),
 ]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

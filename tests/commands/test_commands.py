@@ -80,8 +80,10 @@ def test_the_commands_that_there_are(terminal: Terminal) -> None:
     done = terminal.run("--help")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Usage: leanq [OPTIONS] COMMAND")
-    listed = done.out.partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in listed] == SIMPLE
+    groups = done.out.split("\n\n")[3:]
+    assert [group.partition(":")[0] for group in groups] == ["Check", "Fleet", "Data", "Operate"]
+    listed = [line for group in groups for line in group.splitlines()[1:]]
+    assert sorted(line.split()[0] for line in listed) == SIMPLE
     assert not any(line.endswith("...") for line in listed)
 
 
@@ -100,7 +102,7 @@ def test_every_command_and_option_is_explained(words: str) -> None:
 
 
 # Those that start a server of their own, or read files.
-WITHOUT_A_QUEUE = {"up", "campaign report", "env show", "export-traces", "extract"}
+WITHOUT_A_QUEUE = {"up", "campaign report", "env prepare", "env show", "export-traces", "extract"}
 
 
 @pytest.mark.parametrize(

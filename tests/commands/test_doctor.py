@@ -213,3 +213,30 @@ def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> No
     (line,) = [line for line in done.out.splitlines() if line.startswith("FAILED")]
     assert "no program 'no/such/repl'" in line
     assert "build the REPL" in line
+
+
+# leanq env
+
+
+@pytest.mark.slow
+def test_an_environment_is_prepared_once(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.environ["LEANQ_CACHE"] = str(tmp_path)
+    done = terminal.run("env", "prepare")
+    assert done.code == 0
+    assert done.out.endswith(": prepared\n")
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(path.suffix == ".passed" for path in kept)
+    assert terminal.run("env", "prepare").out == done.out
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_an_environment_without_a_judge_is_not_prepared(terminal: Terminal) -> None:
+    lean = terminal.folder / "lean"
+    version = "Lean (version 4.35.0, x86_64-unknown-linux-gnu, commit 0123456789ab, Release)"
+    lean.write_text(
+        f'#!/bin/sh\n[ "$1" = --print-prefix ] && echo {lean.parent} || echo "{version}"\n'
+    )
+    lean.chmod(0o755)
+    done = terminal.run("env", "prepare", "--lean", str(lean))
+    assert (done.code, done.err) == (1, "")
+    assert "the judge's self-test could not be run: " in done.out

@@ -30,7 +30,7 @@ from leanq.queue.settings import Settings
 
 FIELDS = [
     *("file", "request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),
-    *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
+    *("kernel", "attempts", "worker", "queued_s", "cpu_s", "wall_s"),
 ]
 SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"', "bash")
 
@@ -63,6 +63,10 @@ def test_json_lines(client: Terminal) -> None:
         "incomplete": None,
         "-": [],
     }
+    # The wheel's Lean has the kernel; Lean's own errors come before it is asked.
+    judged = {"and_swap", "silent_sorry", "-"}
+    assert {name for name, line in lines.items() if line["kernel"] == "4.35.0"} == judged
+    assert {name for name, line in lines.items() if line["kernel"] is None} == {*lines} - judged
     assert {line["file"] for line in done.lines} == {*files, "-"}
     assert lines["wrong"]["messages"] == [
         {

@@ -30,7 +30,7 @@ from leanq.queue.settings import Settings
 
 FIELDS = [
     *("file", "request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),
-    *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
+    *("kernel", "attempts", "worker", "queued_s", "cpu_s", "wall_s"),
 ]
 SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"', "bash")
 

@@ -102,6 +102,26 @@ async def test_the_body_of_a_batch_and_an_answer_may_take_their_time(
     writer.close()
 
 
+CHUNKED = b"POST /v1/check HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(("size", "taken"), [(1, False), (20, False), (64, True)])
+async def test_a_body_in_tiny_chunks_is_refused(gateway: Gateway, size: int, taken: bool) -> None:
+    code = b'{"code":"-- accepted' + b" " * 64 * 5000 + b'"}'
+    chunks = [code[at : at + size] for at in range(0, len(code), size)]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    reader, writer = await connect(gateway)
+    head = CHUNKED + b"Content-Type: application/json\r\n" + HOST + b"\r\n"
+    writer.write(head + body + b"0\r\n\r\n")
+    answer = b""
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        # What it has sent meanwhile may be answered with a reset.
+        with contextlib.suppress(ConnectionResetError):
+            answer = await reader.read()
+    assert (b'"verdict":"accepted"' in answer) == taken
+    writer.close()
+
+
 async def test_a_client_that_leaves_amid_its_body_is_a_line_for_debugging_alone(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:

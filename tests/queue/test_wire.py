@@ -93,6 +93,7 @@ replies = st.builds(
     reason=st.none() | st.sampled_from(get_args(Reason)),
     theorems=st.lists(st.builds(Theorem, texts, texts), max_size=3).map(tuple),
     failed=st.lists(st.builds(Failure, texts, texts, texts), max_size=3).map(tuple),
+    kernel=st.none() | texts,
     axioms=st.none() | st.lists(texts, max_size=3).map(tuple),
     fingerprint=st.none() | texts,
     payload=st.none() | st.binary(max_size=100),
@@ -271,7 +272,7 @@ def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
     check = check_reply_to_json(reply)
     assert list(check) == [
         *("request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),
-        *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
+        *("kernel", "attempts", "worker", "queued_s", "cpu_s", "wall_s"),
     ]
     for message in check["messages"]:
         assert set(message) == {"severity", "line", "column", "end_line", "end_column", "text"}

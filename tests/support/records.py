@@ -22,6 +22,7 @@ def done(id_: str | int | None, verdict: str | None, **fields: Any) -> Record:
         "messages": [],
         "sorries": [],
         "axioms": None,
+        "kernel": None,
         "attempts": 1,
         "worker": "w",
         "queued_s": 2 * cpu_s,

@@ -108,9 +108,9 @@ def schema(arrow: Any) -> Any:
 
 _OF_ANSWER = frozenset(
     {
-        *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "attempts"),
-        *("worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
-        *("state", "goals_after"),
+        *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
+        *("attempts", "worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint"),
+        *("request_id", "state", "goals_after"),
     }
 )
 

@@ -57,6 +57,7 @@ class Judgement:
         statements: each theorem's statement in Lean's words; "" if it was not printed.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
+        kernel: the version of the Lean whose kernel judged; None where none did.
         cpu_s: CPU seconds that judging took.
         peak_bytes: the most memory that the judge's child held, Lean's library and header included.
     """
@@ -72,6 +73,7 @@ class Judgement:
     statements: tuple[str, ...] = ()
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
+    kernel: str | None = None
     cpu_s: float = 0.0
     peak_bytes: int = 0
 
@@ -318,6 +320,7 @@ class _JudgeProcess:
         self.serves = serves
         self.unavailable = ""
         self.usable = False
+        self._version = ""
         self._sandbox, self._process = sandbox, process
         self._unread = b""
         self._held_bytes = 0  # its child has as much again, though nothing is copied
@@ -364,6 +367,7 @@ class _JudgeProcess:
                 said = json.loads(ready)
                 made.unavailable, made._held_bytes = said["ready"], said["held_bytes"]
                 made.usable = True
+                made._version = environment.toolchain.version
                 await process.renew(_IDLE_LIMITS)
         except BaseException:
             await sandbox.close()
@@ -407,8 +411,9 @@ class _JudgeProcess:
         found = _read(said["answer"], self.unavailable)
         names = found.theorems
         statements = (*said["statements"], *("" for _ in names))[: len(names)]
+        kernel = None if self.unavailable or found.limit else self._version
         used = {"cpu_s": said["cpu_s"], "peak_bytes": said["peak_bytes"]}
-        return replace(found, statements=statements, **used)
+        return replace(found, statements=statements, kernel=kernel, **used)
 
     async def close(self) -> None:
         """Ends the process."""
