@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -46,6 +46,9 @@ bench: $(VENV)/dev    ## leanq beside seven other queues, in a quarter of an hou
 
 bench-quick: $(VENV)/dev   ## what leanq's queue costs, in a line of JSON; a minute at most
 	@$(BIN)/python bench/quick.py
+
+figures: $(VENV)/dev       ## README's figures once more, and which have moved by more than a quarter
+	$(BIN)/python bench/figures.py
 
 bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CPU
 	$(BIN)/python bench/submit.py

@@ -43,6 +43,19 @@ def monitors(server: redis.Redis) -> list[str]:
     return [each["id"] for each in server.client_list() if each["cmd"] == "monitor"]
 
 
+def test_each_figure_of_the_readme_has_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(_BENCH)
+    readme = (_BENCH.parent / "README.md").read_text()
+    table = readme.partition("\n## Figures\n")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    found = list(importlib.import_module("figures").figures(readme))
+    assert len(found) == len(rows) >= 4
+    for each in found:
+        script, *_ = each.command.split()
+        assert each.seen > 0
+        assert each.key in (_BENCH.parent / script).read_text()
+
+
 def test_commands_are_counted_until_the_monitor_stops(url: str, monitor: Any) -> None:
     with redis.Redis.from_url(url) as connection:
         for _ in range(5):
