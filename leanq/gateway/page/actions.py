@@ -1,4 +1,4 @@
-"""What a caller of the page changes: dead letters, pauses and weights."""
+"""The changes that callers of the page make: dead letters, pauses and weights."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ForbiddenError(Exception):
 
 
 async def retry(lean: GatewayClient, viewer: Viewer, request_id: str) -> str:
-    """Sends a dead letter again; its new id.
+    """Sends a dead letter again; returns its new id.
 
     Raises:
         ForbiddenError: the viewer may not submit.
-        UsageError: there is no such dead letter of the viewer's.
+        UsageError: the viewer has no such dead letter.
         LeanQError: it cannot be sent.
     """
     queue, letter = await _letter(lean, viewer, request_id)
@@ -46,11 +46,11 @@ async def pause(
     *,
     paused: bool,
 ) -> None:
-    """Holds an environment's or a tenant's requests back, or lets them go on.
+    """Pauses an environment's or a tenant's requests, or resumes them.
 
     Raises:
         ForbiddenError: the viewer does not operate the fleet.
-        UsageError: what can be no name.
+        UsageError: a malformed name.
         UnknownEnvironmentError: no worker ever offered the environment.
     """
     _check_operates(viewer)
@@ -72,7 +72,7 @@ async def set_weight(
 
     Raises:
         ForbiddenError: the viewer does not operate the fleet.
-        UsageError: what can be no name or weight.
+        UsageError: a malformed name or weight.
     """
     _check_operates(viewer)
     check_name("tenant", tenant)
@@ -100,7 +100,7 @@ async def _letter(
     shard = shard_of(request_id)
     for queue in lean.queues:
         letter = await queue.dead_letter(request_id) if queue.shard.keys.shard == shard else None
-        # One of another tenant's is not told from one that does not exist.
+        # The answer does not reveal that another tenant has one.
         if letter and viewer.owns(letter.submission.tenant, letter.submission.environment):
             return queue, letter
     raise UsageError(f"there is no dead letter {request_id!r:.80}")

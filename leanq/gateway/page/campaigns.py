@@ -1,6 +1,6 @@
-"""Campaigns, as RQ knows them; where RQ is not installed there are none.
+"""Campaigns, as RQ knows them; without RQ there are none.
 
-RQ speaks to Redis and waits for it, so it does in a thread.
+RQ waits for Redis, so its calls run in a thread.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MOST_CHANGES = 100
 
 
 class CampaignRow(msgspec.Struct, frozen=True):
-    """One campaign, as far as the page shows it.
+    """One campaign, as the page shows it.
 
     Attributes:
-        tenant: on whose behalf its requests are; environment: where they are checked.
+        tenant, environment: of its requests.
         rows: rows done, of ``total`` (None: unknown).
         counts: records by verdict.
         data, out: paths on the machine where it runs.
@@ -58,10 +58,10 @@ class CampaignRow(msgspec.Struct, frozen=True):
 
 
 class CampaignBoard:
-    """The campaigns in the Redis that RQ uses.
+    """The campaigns in RQ's Redis.
 
     Args:
-        settings: of the queue, whose Redis is RQ's unless ``url`` names another.
+        settings: those of the queue; RQ uses its Redis unless ``url`` names another.
     """
 
     def __init__(self, settings: Settings, url: str | None) -> None:
@@ -72,12 +72,11 @@ class CampaignBoard:
         self._reporting = asyncio.Lock()
         self.rows: Sequence[CampaignRow] = ()
         self.trouble = ""
-        # What to install before there can be any.
+        # The package to install before there can be campaigns.
         self.missing = ""
 
     async def refresh(self) -> None:
-        """Begins a look where the last one is some seconds old. Nobody waits for it but the first
-        who asks."""
+        """Starts a look if the last one is some seconds old. Only the first caller waits for it."""
         if self._looking and self._looking.done():
             self._looking = None
         if self._looking or time.monotonic() < self._due_s:
@@ -89,16 +88,16 @@ class CampaignBoard:
             await asyncio.wait({self._looking}, timeout=_FIRST_LOOK_S)
 
     def find(self, id_: str) -> CampaignRow | None:
-        """The campaign with this id."""
+        """Returns the campaign with this id."""
         return next((row for row in self.rows if row.id == id_), None)
 
     async def report(self, row: CampaignRow) -> list[Section]:
-        """The report on a campaign's results.
+        """Returns the report on a campaign's results.
 
         Raises:
-            UsageError: they are not on this machine, or are no results.
+            UsageError: the results are not on this machine, or are malformed.
         """
-        # It reads all of them, so one at a time.
+        # A report reads all results, so make one at a time.
         async with self._reporting:
             return await asyncio.to_thread(_report, row.out)
 

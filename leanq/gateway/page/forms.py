@@ -1,4 +1,4 @@
-"""Forms as browsers send them, of any size that their sender may send."""
+"""Reads the forms that browsers send, up to any size that a key allows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fastapi import HTTPException, Request
 from leanq.errors import TooLargeError
 
 _MOST_FIELDS = 20
-# To begin a thread takes as long as to read so many bytes.
+# Starting a thread takes as long as reading so many bytes.
 _LARGE_BYTES = 65_536
-# The interpreter changes threads between pieces alone.
+# The interpreter switches threads only between pieces.
 _PIECE_BYTES = 131_072
 _AS_QUOTED_PRINTABLE = bytes.maketrans(b"+%", b" =")
 
@@ -21,14 +21,14 @@ _AS_QUOTED_PRINTABLE = bytes.maketrans(b"+%", b" =")
 async def read_form(
     request: Request, longest: int, note: Callable[[int], None] = lambda _: None
 ) -> dict[str, str]:
-    """Returns the fields of a form; of several with one name, the first.
+    """Returns the fields of a form; of fields with one name, the first.
 
     Args:
-        longest: the most bytes that it may have.
+        longest: the most bytes of the form.
         note: called with the size of each part of the body, before the next one is read.
 
     Raises:
-        TooLargeError: it has more bytes than that.
+        TooLargeError: the form is longer.
         HTTPException: 422, it is malformed.
     """
     body = bytearray()
@@ -70,7 +70,7 @@ def _decoded(body: bytes | bytearray, begin: int, end: int) -> str:
     pieces = []
     while begin < end:
         after = min(begin + _PIECE_BYTES, end)
-        # An escape stays in one piece.
+        # Do not split an escape.
         cut = after if after == end else _found(body, b"%", after - 2, after)
         pieces.append(_unescaped(body[begin:cut]))
         begin = cut
@@ -82,7 +82,7 @@ def _unescaped(data: bytes | bytearray) -> bytes:
     # the same code with another sign, and its reader is a hundred times as fast.
     escaped = data.replace(b"=", b"%3D").translate(_AS_QUOTED_PRINTABLE)
     decoded = a2b_qp(escaped)
-    # It leaves alone what is no escape, and leaves out what would be an escaped end of a line.
+    # The reader keeps malformed escapes, and drops escaped ends of lines.
     is_whole = len(escaped) - len(decoded) == 2 * escaped.count(b"=")
     if not is_whole or b"=\n" in escaped or b"=\r" in escaped:
         raise ValueError("a sign of percent without two digits")

@@ -1,7 +1,7 @@
-"""One look at the fleet for all who watch it.
+"""Looks at the fleet once for all who watch it.
 
-However many browsers watch, the queue is asked once in two seconds, over the connections that the
-gateway has; and not at all while none does.
+However many browsers watch, the gateway asks the queue once in two seconds, over the connections
+that it has. While nobody watches, it does not ask.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SHOWN = 50
 """The most requests and dead letters that a list shows."""
 
 _DAY_S = 86_400
-# Of all notes of a day, so many are enough for a chart.
+# One note in so many minutes is enough for a chart of a day.
 _NOTE_EVERY_MIN = 5
 _RATES_OVER_S = 60.0
 _TIMES_OVER_S = 300.0
 _DEAD_LISTED = 500
 _DECISIONS_KEPT = 8
-# Of all tenants, of which a viewer may see one.
+# Over all tenants; a viewer may see only one of them.
 _RUNNING_LISTED = 200
 _WORKERS_ASKED = 1000
 
@@ -65,8 +65,10 @@ class DeadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What had happened in an environment as of one look: requests in and out, and how many had
-    taken how long, by the buckets of :data:`leanq.queue.metrics.BUCKETS_S`."""
+    """The counts of an environment at one look: requests in, requests out, and their durations.
+
+    ``took`` counts by the buckets of :data:`leanq.queue.metrics.BUCKETS_S`.
+    """
 
     submitted: int
     finished: Mapping[str, int]
@@ -78,14 +80,15 @@ class Look:
     """The fleet at one moment.
 
     Attributes:
-        stats: all clusters together.
-        notes: of each shard the totals of the last day, every few minutes, and of now.
-        before: totals by environment, of a minute and of five minutes ago, or as far back as is
-            known, each with its time.
-        running: those that run the longest; quarantined: the next that wait for isolated attempts.
+        stats: of all clusters together.
+        notes: for each shard, its totals of the last day every few minutes, and now.
+        minute_ago, five_minutes_ago: totals by environment with their time, or the oldest that are
+            known.
+        running: the requests that have run the longest; quarantined: the next to be tried in
+            isolation.
         dead: the newest dead letters.
-        decisions: the scaler's latest, by environment, the newest first.
-        troubles: what could not be asked, by the part of the page that lacks it.
+        decisions: the scaler's latest, by environment, newest first.
+        troubles: errors of the look, by the part of the page that lacks its data.
     """
 
     at_s: float
@@ -101,7 +104,7 @@ class Look:
 
 
 class FleetLooks:
-    """Looks at the fleet, at most one in :data:`EVERY_S` seconds, however many callers ask."""
+    """Looks at the fleet at most once in :data:`EVERY_S` seconds, however many callers ask."""
 
     def __init__(self, lean: GatewayClient, campaigns: CampaignBoard) -> None:
         self.campaigns = campaigns
@@ -115,7 +118,7 @@ class FleetLooks:
         self._decisions: dict[str, deque[DecisionRecord]] = {}
 
     async def look(self) -> Look:
-        """The fleet as it was within the last seconds.
+        """Returns the fleet as it was within the last seconds.
 
         Raises:
             UnavailableError: the queue cannot be reached.
@@ -128,7 +131,7 @@ class FleetLooks:
             return self._seen
 
     def forget(self) -> None:
-        """The next look is a new one: something was changed."""
+        """Makes the next look a new one, after a change."""
         self._due_s = 0.0
 
     async def _look(self) -> Look:
@@ -138,7 +141,7 @@ class FleetLooks:
         troubles: dict[str, str] = {}
 
         async def part(name: str, work: Callable[[], Awaitable[Sequence[_T]]]) -> Sequence[_T]:
-            # A part that the gateway's user may not see leaves the others to be seen.
+            # If the gateway's user may not see a part, the other parts are still shown.
             try:
                 return await work()
             except QueueError as error:
@@ -177,7 +180,8 @@ class FleetLooks:
 
     @staticmethod
     def _keep_note(kept: list[Mapping[str, int]], note: Mapping[str, int]) -> None:
-        # The last one stays whatever its minute, until a later one that is near to those before it.
+        # Keep the last note whatever its minute; a later one replaces it if it is close to the note
+        # before.
         if len(kept) > 1 and note["minute"] - kept[-2]["minute"] < _NOTE_EVERY_MIN:
             kept[-1] = note
         else:
@@ -211,7 +215,7 @@ class FleetLooks:
         return sorted(filter(None, found), key=lambda letter: -letter.died_s)
 
     async def _dead_summary(self, queue: OperatorQueue, request_id: str) -> DeadSummary | None:
-        # A dead letter never changes, and has the request's whole text with it.
+        # A dead letter never changes, and reading it fetches the request's whole text.
         if found := self._letters.get(request_id):
             return found
         letter = await queue.dead_letter(request_id)
@@ -225,7 +229,7 @@ class FleetLooks:
             name: Totals(each.submitted, dict(each.finished), tuple(each.took.counts))
             for name, each in stats.environments.items()
         }
-        # A server that was restarted, or a replica that took over, counts from less.
+        # A restarted server, or a replica that took over, has lower counts.
         if self._totals and any(
             now[name].submitted < before.submitted
             for name, before in self._totals[-1][1].items()
@@ -237,7 +241,7 @@ class FleetLooks:
             self._totals.popleft()
 
     def _total_of(self, ago_s: float) -> tuple[float, Mapping[str, Totals]]:
-        """The oldest totals that are at most so old."""
+        """Returns the oldest totals of at most that age."""
         since_s = self._totals[-1][0] - ago_s
         return next(each for each in self._totals if each[0] >= since_s)
 
@@ -245,7 +249,7 @@ class FleetLooks:
         told = decisions_of(stats.status)
         for name, made in told.items():
             kept = self._decisions.setdefault(name, deque(maxlen=_DECISIONS_KEPT))
-            # One that orders what was ordered before takes the last one's place.
+            # A decision that repeats the last one's order replaces it.
             if kept and (kept[0].target, kept[0].reason) == (made.target, made.reason):
                 kept[0] = made
             else:

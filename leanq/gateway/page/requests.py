@@ -1,4 +1,4 @@
-"""One request: where it is, its text, and what Lean said at which place of it."""
+"""One request: where it is, its text, and Lean's messages at their places."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Phase = Literal["waiting", "running", "quarantined", "ended", "dead"]
 _LINES_SHOWN = 2000
 _MESSAGES_SHOWN = 200
 _GOALS_SHOWN = 50
-# Of the text, and of all messages, goals, statements and failures each. A page with the heaviest of
-# everything is rendered in some tenths of a second.
+# The most weight of the text, and of all messages, goals, statements and failures each. The
+# heaviest page renders in some tenths of a second.
 _MOST_WEIGHT = 100_000
 _LONGEST = 4000
 _SEVERITIES = {"error": 0, "warning": 1, "information": 2}
@@ -40,9 +40,9 @@ class Found:
     """A request as the queue has it.
 
     Attributes:
-        owned: whether it is of the viewer's own tenant, to whom its states mean something.
-        request: what was asked; None where its text is not kept any more.
-        unread: why it is not known, where it is there and cannot be read.
+        owned: True if it belongs to the viewer's own tenant, who can use its states.
+        request: the request; None if its text is no longer kept.
+        unread: why the request or its reply cannot be read; "" otherwise.
     """
 
     request_id: str
@@ -55,13 +55,12 @@ class Found:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more becomes of it."""
+        """True once it has ended or died."""
         return self.phase in ("ended", "dead")
 
 
 async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | None:
-    """The request of this id, or of this name of the viewer's tenant; None where there is none
-    that the viewer may see.
+    """Returns the request with this id, or None if the viewer may see no such request.
 
     Raises:
         UnavailableError: the queue cannot be reached.
@@ -110,7 +109,7 @@ async def _in_flight(
         return None
     kind, worker = await queue.phase(request_id)
     phases: dict[str, Phase] = {"l": "running", "j": "running", "i": "quarantined"}
-    # One that is detached may have ended by now, and its body with it.
+    # A detached request may have ended by now, and its body with it.
     body = submission.body or await _get(queue, queue.shard.keys.body(request_id))
     request, unread = _unpacked(body) if body else (None, "")
     if worker:
@@ -122,7 +121,7 @@ async def _in_flight(
 
 
 def _ended(lean: GatewayClient, viewer: Viewer, request_id: str, data: bytes) -> Found | None:
-    # A reply does not say whose it was, but the ids of gateways do.
+    # A reply does not name its tenant, but the ids of gateways do.
     name = viewer.name_of(request_id)
     if name is None and not viewer.operates:
         return None
@@ -140,8 +139,10 @@ def _ended(lean: GatewayClient, viewer: Viewer, request_id: str, data: bytes) ->
 
 
 def sealed(found: Found, access: Access, key: Key) -> Found:
-    """The request with its states as only the key's tenant can use them; those of another tenant's
-    are left out."""
+    """Returns the request with states that only the key's tenant can use.
+
+    States of other tenants are left out.
+    """
     if found.reply is None:
         return found
     if found.owned:
@@ -159,7 +160,7 @@ def _unpacked(body: bytes) -> tuple[Request | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a text: its number, itself with what is about it marked, and the messages there."""
+    """A line of a text: its number, its marked text, and its messages."""
 
     number: int
     text: Markup
@@ -171,8 +172,8 @@ class Listing:
     """A text with messages at their places.
 
     Attributes:
-        elsewhere: messages that are not at any line that is shown.
-        cut_lines, cut_messages: how many are not shown.
+        elsewhere: messages at none of the lines shown.
+        cut_lines, cut_messages: the numbers left out.
     """
 
     lines: Sequence[Line]
@@ -182,11 +183,11 @@ class Listing:
 
 
 def listing(code: str, reply: Reply | None) -> Listing:
-    """A text of any size with its messages: the first lines of it, and the gravest messages."""
+    """Returns the first lines of a text, with the gravest messages."""
     lines = code.split("\n")
     kept = _kept(lines)
     everything = list(reply.messages) if reply else []
-    # Where there are too many, the errors count; and then what comes first.
+    # Keep errors first, then the earliest messages.
     ranked = sorted(everything, key=lambda message: _SEVERITIES.get(message.severity, 3))
     shown = sorted(ranked[:_MESSAGES_SHOWN], key=lambda message: (message.line, message.column))
     at: defaultdict[int, list[Message]] = defaultdict(list)
@@ -203,7 +204,7 @@ def listing(code: str, reply: Reply | None) -> Listing:
 
 
 def _kept(lines: Sequence[str]) -> Sequence[str]:
-    """Returns the first lines, as far as a page has room for them."""
+    """Returns the first lines, as many as a page has room for."""
     left = _MOST_WEIGHT
     for number, line in enumerate(lines[:_LINES_SHOWN]):
         left -= weight(line[:LONGEST_LINE])
@@ -219,7 +220,7 @@ def _longest(number: int) -> int:
 
 def _spans(line: int, messages: Sequence[Message]) -> list[tuple[int, int | None, str]]:
     ranked = sorted(messages, key=lambda message: _SEVERITIES.get(message.severity, 3))
-    # Of one whose end is not known, its place is told beside its text.
+    # If a message's end is unknown, the page shows its place as text instead.
     return [
         (message.column, message.end_column if message.end_line == line else None, message.severity)
         for message in ranked
@@ -228,7 +229,7 @@ def _spans(line: int, messages: Sequence[Message]) -> list[tuple[int, int | None
 
 
 def context_of(found: Found) -> dict[str, Any]:
-    """What the templates show of a request."""
+    """Returns the values for the templates of a request."""
     reply, request = found.reply, found.request
     code = request.code if request else ""
     if request and request.op == "step":

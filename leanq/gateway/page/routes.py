@@ -1,7 +1,7 @@
 """The page as an ASGI application, at ``/`` and below ``/page/``.
 
-A caller is known by the cookie of a session, or by a key in the header as everywhere else. What
-changes anything is a POST from this very page: its ``Origin`` has to be there and to be ours.
+A session's cookie identifies a caller, or a key in the header as everywhere else. Every change is a
+POST from this very page: its ``Origin`` must be there and must be this site.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.problems import problem_of
 
 BELOW = "/page/"
-"""What is below it is the page's."""
+"""The page serves the paths below it."""
 
 _LONGEST_LOGIN = 4096
 # Fields of forms that say what is changed, for the log.
@@ -58,13 +58,13 @@ _LONGEST_NAME = 100
 _LIVE_S = 2.0
 _MOST_WATCHERS = 1000
 _MOST_WATCHERS_OF_KEY = 100
-# What is large and changes little is rendered, and sent, once in so many seconds.
+# Large parts change little; they are rendered, and sent, once in so many seconds.
 _SLOW_S = {"history": 30.0}
 _KEEP_ALIVE_S = 15.0
 _RETRY_AFTER_S = 5
 
 _HEADERS = {
-    # Nothing but what stands in these files; no inline script or style either.
+    # Allow nothing but these files; no inline scripts or styles either.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
@@ -86,8 +86,8 @@ class Page:
     """The page of one gateway.
 
     Args:
-        stopping: set once the gateway is told to end; those who watch are let go.
-        rq_url: the Redis of RQ, where it is not the queue's.
+        stopping: set once the gateway is told to end; watchers are then disconnected.
+        rq_url: the Redis of RQ, if it is not the queue's.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Page:
         self._looks = FleetLooks(lean, CampaignBoard(lean.settings, rq_url))
         # By the name of the key.
         self._watchers: Counter[str] = Counter()
-        # What viewers see alike is rendered once.
+        # Viewers with equal rights share one rendering.
         self._rendered: dict[tuple[Viewer, str], tuple[float, str]] = {}
         self._rendered_at_s = 0.0
         self._templates = Environment(
@@ -131,7 +131,7 @@ class Page:
         }
 
     def app(self) -> ASGIApp:
-        """The page for ``/`` and, mounted there, for what is below ``/page``."""
+        """Returns the application for ``/`` and for the paths below ``/page``."""
         reads = {
             "/": _overview,
             "/check": _check_form,
@@ -171,23 +171,23 @@ class Page:
         return _Guarded(app)
 
     def render(self, template: str, **context: Any) -> str:
-        """What a template makes of its context."""
+        """Renders a template with its context."""
         return self._templates.get_template(template).render(context)
 
     def page(
         self, template: str, viewer: Viewer | None, status: int = 200, **context: Any
     ) -> Response:
-        """A whole page."""
+        """Renders a whole page."""
         shown = {"viewer": viewer, "needs_keys": self._access.needs_keys, **context}
         return HTMLResponse(self.render(template, **shown), status)
 
     async def overview(self, viewer: Viewer) -> Overview:
-        """What the overview is made from; raises UnavailableError."""
+        """Returns the values for the overview; raises UnavailableError."""
         look = await self._looks.look()
         return Overview(look, self._looks, self._lean.recent, self._lean.settings.shards)
 
     def section(self, name: str, overview: Overview, viewer: Viewer) -> str:
-        """One part of the overview as HTML."""
+        """Renders one part of the overview as HTML."""
         at_s = overview.look.at_s
         if self._rendered_at_s != at_s:
             self._rendered_at_s = at_s
@@ -256,8 +256,10 @@ class Page:
         return response
 
     async def watched(self, viewer: Viewer, request: Request) -> AsyncIterator[bytes]:
-        """Events with each part of the overview, when it has changed, until the gateway ends or
-        the caller may not watch any more."""
+        """Yields an event for each part of the overview that has changed.
+
+        Ends when the gateway ends or the caller may no longer watch.
+        """
         sent: dict[str, str] = {}
         silent_s = 0.0
         while not self._stopping.is_set():
@@ -285,10 +287,10 @@ class Page:
             await _event_or(self._stopping, EVERY_S)
 
     async def form(self, request: Request, key: Key) -> dict[str, str]:
-        """The fields of a form that a key has sent.
+        """Reads the fields of a form that came with a key.
 
         Raises:
-            TooLargeError: it is larger than the key allows.
+            TooLargeError: the form is larger than the key allows.
             HTTPException: 429, the tenant's bodies take too much memory; 422, it is malformed.
         """
         with self._access.body(key) as note:
@@ -298,7 +300,7 @@ class Page:
         return form
 
     def check_watchers(self, key: Key) -> None:
-        """Raises HTTPException (503) if one more page may not watch."""
+        """Raises HTTPException (503) if no further page may watch."""
         after = {"Retry-After": str(_RETRY_AFTER_S)}
         if self._watchers.total() >= _MOST_WATCHERS:
             raise HTTPException(503, f"{_MOST_WATCHERS} pages watch this gateway already", after)
@@ -307,7 +309,7 @@ class Page:
             raise HTTPException(503, text, after)
 
     async def counted(self, key: Key, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The same events; as long as they last, they count."""
+        """Yields the same events, and counts the watcher until they end."""
         self._watchers[key.name] += 1
         try:
             async for event in events:
@@ -317,7 +319,7 @@ class Page:
 
 
 async def _event_or(event: asyncio.Event, seconds: float) -> None:
-    """Until the event is set, for so long at most."""
+    """Waits until the event is set, for up to so many seconds."""
     waiting = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({waiting}, timeout=seconds)
@@ -326,7 +328,7 @@ async def _event_or(event: asyncio.Event, seconds: float) -> None:
 
 
 class _Guarded:
-    """The page's headers on each answer, and no change on behalf of another page."""
+    """Adds the page's headers to each answer, and refuses changes from other pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -343,14 +345,14 @@ class _Guarded:
 
         app = self._app
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD")
-        # That it is ours where it is there has been checked for all of the gateway.
+        # The gateway has already checked that an Origin, if there is one, is this site.
         if changes and not any(name == b"origin" for name, _ in scope["headers"]):
             app = PlainTextResponse("a change needs the Origin that browsers send", 403)
         await app(scope, receive, guarded)
 
 
 def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
-    """The HTTP status of an error, what callers are told of it, and headers."""
+    """Returns the HTTP status of an error, its text for callers, and headers."""
     if isinstance(error, actions.ForbiddenError):
         return 403, str(error), {}
     problem = problem_of(error)
@@ -361,7 +363,7 @@ def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
 
 
 def _brief(seconds: float | None) -> str:
-    """A duration; what is below a second in milliseconds, since most checks are."""
+    """Formats a duration; in milliseconds below a second, since most checks are."""
     if seconds is None:
         return "–"
     return f"{1000 * max(0.0, seconds):.0f} ms" if seconds < 0.9995 else duration(seconds)
@@ -394,7 +396,7 @@ async def _overview(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
 async def _events(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     _check_watches(viewer)
     page.check_watchers(key)
-    # Of nginx, which else would collect events before it sends any.
+    # Otherwise nginx collects events before it sends any.
     headers = {"X-Accel-Buffering": "no"}
     events = page.counted(key, page.watched(viewer, request))
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -405,7 +407,7 @@ async def _check_form(page: Page, _request: Request, key: Key, viewer: Viewer) -
 
 
 async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
-    """The environments that the key may check in, its default first."""
+    """Returns the environments that the key may check in, its default first."""
     default = page._access.environment(key, None)
     if key.environments:
         return [*key.environments]
@@ -417,7 +419,7 @@ async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Resp
     if not viewer.submits:
         raise actions.ForbiddenError("the key has not the right 'submit'")
     form = await page.form(request, key)
-    # Browsers end lines in forms so, and columns and lines should be those of the text.
+    # Browsers send forms with these line ends; columns and lines must match the text.
     code, target = (form.get(name, "").replace("\r\n", "\n") for name in ("code", "target"))
     environment = form.get("environment") or None
     body: models.Body
@@ -429,7 +431,7 @@ async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Resp
     prepared = await prepared_of(body, key, access, lean)
     access.admit(key, 1, lean)
     pending = lean.submit(key.tenant, prepared, None)
-    # Else a look that comes before the queue has it would find nothing.
+    # Otherwise a look before the queue has it would find nothing.
     await pending.known()
     request_id = pending.name.request_id(lean.settings.shards)
     if "hx-request" not in request.headers:
@@ -469,7 +471,7 @@ async def _request(page: Page, request: Request, key: Key, viewer: Viewer) -> Re
 
 
 async def _live(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    """What became of a request by now, or soon."""
+    """Shows the present state of a request; waits shortly for its end."""
     request_id = request.path_params["request_id"]
     name = viewer.name_of(request_id)
     kept = page._lean.recent.find(name.tenant, name.name) if name else None
@@ -479,7 +481,7 @@ async def _live(page: Page, request: Request, key: Key, viewer: Viewer) -> Respo
 
 
 async def _text(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    """The whole text, as it came, to be kept and not to be shown by a browser."""
+    """Sends the whole text as it came, for the browser to save and not to show."""
     found = await _found(page, key, viewer, request.path_params["request_id"])
     if found.request is None:
         raise HTTPException(404, "the text of this request is not kept any more")
@@ -553,7 +555,7 @@ async def _weight(page: Page, request: Request, key: Key, viewer: Viewer) -> Res
 
 
 async def _back(page: Page, request: Request, viewer: Viewer, section: str) -> Response:
-    """What the caller sees after a change: the part that it concerns, or the page again."""
+    """Answers a change with the part that it concerns, or with the page."""
     page._looks.forget()
     if "hx-request" not in request.headers:
         return RedirectResponse(f"/#{section}", 303)

@@ -1,6 +1,6 @@
-"""What each part of the overview shows a viewer: plain values for the templates.
+"""The parts of the overview for a viewer, as plain values for the templates.
 
-A viewer is shown its own environments and its own tenant alone, unless it sees the fleet.
+A viewer sees its own environments and its own tenant only, unless it sees the fleet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the overview is made from."""
+    """The data behind the overview."""
 
     look: Look
     looks: FleetLooks
@@ -40,8 +40,10 @@ class Overview:
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float | None:
-    """The time that so many of all do not exceed, in seconds, by the buckets that they fell into:
-    between the edges of its bucket it is estimated. None where there are none."""
+    """Returns the seconds that this share of all requests does not exceed; None without requests.
+
+    It interpolates between the edges of the bucket.
+    """
     total = sum(counts)
     if not total:
         return None
@@ -58,7 +60,7 @@ def quantile_s(counts: Sequence[int], share: float) -> float | None:
 def _since(
     overview: Overview, viewer: Viewer, before: tuple[float, Mapping[str, Totals]]
 ) -> tuple[float, dict[str, Totals]]:
-    """What happened in each environment since then, and in how many seconds."""
+    """Returns what happened in each environment since then, and in how many seconds."""
     at_s, totals = before
     none = Totals(0, {}, ())
     found = {}
@@ -83,7 +85,7 @@ def _environments(overview: Overview, viewer: Viewer) -> list[tuple[str, Environ
 
 
 def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """The fleet in a row of figures, and what an operator should know."""
+    """Returns the fleet in a row of figures, and warnings for operators."""
     look = overview.look
     environments = [stats for _, stats in _environments(overview, viewer)]
     span_s, lately = _since(overview, viewer, look.five_minutes_ago)
@@ -95,7 +97,7 @@ def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         took = [old + new for old, new in zip(took, each.took, strict=True)]
     judged = sum(ends[verdict] for verdict in LEAN_VERDICTS)
     slots = sum(each.slots for each in environments)
-    # Before there is something to compare with, there is no rate.
+    # A rate needs an earlier look to compare with.
     known = rate_s >= 1
     return {
         "waiting": sum(each.waiting + each.quarantined for each in environments),
@@ -111,7 +113,7 @@ def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         ),
         "accepted": ends["accepted"] / judged if judged else None,
         "judged": judged,
-        # Who withdraws a request asked for that end.
+        # Its client asked for a withdrawn request to end.
         "failed": sum(ends.values()) - judged - ends["cancelled"],
         "span_s": span_s,
         "p50_s": quantile_s(took, 0.5),
@@ -122,7 +124,7 @@ def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def _warnings(overview: Overview, viewer: Viewer) -> Iterator[tuple[str, str]]:
-    """What needs somebody's look: how urgent, and a sentence."""
+    """Returns the warnings: each an urgency and a sentence."""
     look = overview.look
     status = look.stats.status
     environments = dict(_environments(overview, viewer))
@@ -165,7 +167,7 @@ def _ago(since_s: float) -> str:
 
 
 def history(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """The last 24 hours by quarters of an hour, also when all workers are gone."""
+    """Returns the last 24 hours by quarters of an hour, even if all workers are gone."""
     found = periods(
         overview.look.notes,
         DAY_S,
@@ -198,7 +200,7 @@ def history(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def verdicts(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """How requests ended: in the last minutes, in a day, ever; and why."""
+    """Returns how requests ended, and why: in the last minutes, in a day, ever."""
     span_s, lately = _since(overview, viewer, overview.look.five_minutes_ago)
     now, day, ever, reasons = (Counter[str]() for _ in range(4))
     for each in lately.values():
@@ -222,7 +224,7 @@ def verdicts(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Each environment: what it is, what waits and runs there, and how fast."""
+    """Returns for each environment what it is, what waits and runs there, and how fast."""
     status = overview.look.stats.status
     span_s, lately = _since(overview, viewer, overview.look.five_minutes_ago)
     rate_s, minute = _since(overview, viewer, overview.look.minute_ago)
@@ -252,7 +254,7 @@ def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def workers(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Who works, the busiest first; of what a worker serves, what the viewer may know."""
+    """Returns the workers, busiest first, with the environments that the viewer may know."""
     rows: list[dict[str, Any]] = []
     for row in overview.look.stats.status.workers:
         info = info_of(row.info)
@@ -278,7 +280,7 @@ def workers(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def tenants(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Tenants: what they used in a day, their weights, and who is held back."""
+    """Returns the tenants: their use in a day, their weights, and who is paused."""
     status = overview.look.stats.status
     used = Counter[str]()
     for period in periods(overview.look.notes, DAY_S, environments=viewer.environments or None):
@@ -301,7 +303,7 @@ def tenants(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def requests(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """What runs the longest, what is suspect, and what has just ended here and took long."""
+    """Returns the longest running requests, the suspect ones, and the latest that ended here."""
 
     def seen(environment: str, tenant: str) -> bool:
         return viewer.sees_environment(environment) and viewer.sees_tenant(tenant)
@@ -358,7 +360,7 @@ def _dead(overview: Overview, viewer: Viewer) -> list[Any]:
 
 
 def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Dead letters, the newest first, and whether the viewer may retry and drop them."""
+    """Returns dead letters, newest first, and for each if the viewer may retry and drop it."""
     found = _dead(overview, viewer)
     rows = [
         {
@@ -379,7 +381,7 @@ def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Campaigns, the newest first, and how far they are."""
+    """Returns the campaigns, newest first, and their progress."""
     board = overview.looks.campaigns
     rows = [
         row
@@ -408,7 +410,7 @@ def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def scaler(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """The scaler's last decisions, and why it decided so."""
+    """Returns the scaler's last decisions and their reasons."""
     rows = [
         {
             "environment": name,
@@ -445,4 +447,4 @@ SECTIONS: dict[str, Section] = {
     "campaigns": campaigns,
     "scaler": scaler,
 }
-"""By name, which is also that of its template and of its server-sent event."""
+"""By name; a section's template and its server-sent event have the same name."""

@@ -1,8 +1,8 @@
 """Sessions of browsers, which cannot send a key with each request.
 
-A browser gives its key once, and gets a cookie in its place that scripts cannot read and that no
-other site's page makes the browser send. It names the key, when it ends, and is signed with the
-secret of the file of keys: any gateway with that file knows it, none has to keep it, and it ends
+A browser gives its key once and gets a cookie instead. Scripts cannot read the cookie, and no other
+site's page makes the browser send it. It names the key and its own end, and is signed with the
+secret of the file of keys. So any gateway with that file knows it and none has to keep it. It ends
 with its key.
 """
 
@@ -23,7 +23,7 @@ _COOKIE = "leanq-session"
 
 
 class Sessions:
-    """Who calls the page.
+    """Finds the caller of the page.
 
     Args:
         clock: seconds since 1970.
@@ -34,7 +34,7 @@ class Sessions:
         self._clock = clock
 
     def key_of(self, request: Request) -> Key | None:
-        """The key of a request: in its header, by its cookie, or that of all where none is needed.
+        """Returns the key of a request: from its header, from its cookie, or the common key.
 
         Raises:
             HTTPException: 401, the header has a key that is not known.
@@ -44,14 +44,14 @@ class Sessions:
         return self._key_in(request.cookies.get(_cookie_of(request), ""))
 
     def key_given(self, secret: str) -> Key | None:
-        """The key that somebody has typed, if there is such a one."""
+        """Returns the key that somebody has typed, if it is known."""
         try:
             return self._access.key_of(f"Bearer {secret}")
         except HTTPException:
             return None
 
     def begin(self, request: Request, response: Response, key: Key) -> None:
-        """Gives the browser a cookie in the key's place."""
+        """Gives the browser a cookie that stands for the key."""
         self._set(request, response, self._token(key, int(self._clock()) + SESSION_S), SESSION_S)
 
     def end(self, request: Request, response: Response) -> None:
@@ -74,8 +74,8 @@ class Sessions:
         return f"{name}.{until}.{self._signature(key, until)}"
 
     def _signature(self, key: Key, until: int) -> str:
-        # With the hash, so that another key of the same name does not take the session over. No
-        # tenant, for whose states the secret also stands, has a zero byte.
+        # The hash keeps another key of the same name from taking the session over. The secret also
+        # signs states of tenants, but no tenant's name has a zero byte.
         return self._access.signature(f"session\0{key.name}\0{key.sha256}\0{until}")
 
     def _key_in(self, token: str) -> Key | None:
@@ -92,11 +92,13 @@ class Sessions:
 
 
 def _on_loopback(request: Request) -> bool:
-    """Whether the browser calls its own machine, where there may be no TLS. The gateway has checked
-    the header that says so."""
+    """Returns True if the browser calls its own machine, where there may be no TLS.
+
+    The gateway has checked the header that says so.
+    """
     return is_loopback_name(request.headers.get("host", ""))
 
 
 def _cookie_of(request: Request) -> str:
-    # With this prefix browsers take it over TLS alone, and from no other host.
+    # With this prefix browsers accept the cookie only over TLS, and only from this host.
     return _COOKIE if _on_loopback(request) else f"__Host-{_COOKIE}"

@@ -1,7 +1,7 @@
-"""Texts that anybody may have written, made fit to be seen.
+"""Makes texts that anybody may have written fit to be seen.
 
-What a browser would not show, or would show in another place, is shown by its number: control
-characters, directions of writing, spaces without width. Nothing in a text is ever markup.
+Characters that a browser would not show, or would show in another place, appear as their numbers:
+control characters, directions of writing, spaces without width. No text is ever markup.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from markupsafe import Markup, escape
 LONGEST_LINE = 2000
 """Characters of a line that are shown."""
 
-# All that Unicode calls control, format, surrogate, private, unassigned, or a separator of lines.
+# Unicode's control, format, surrogate, private and unassigned characters, and separators of lines.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-# A mark has so many times the characters of what it stands for.
+# A mark is so many times as long as its character.
 _WEIGHT_OF_UNSEEN = 16
 _MOST_KEPT = 10_000
 
 
 class _Shown(dict[int, str]):
-    """How each character is shown, for ``str.translate``: escaped, or marked."""
+    """Maps each character to its escaped or marked form, for ``str.translate``."""
 
     def __missing__(self, code: int) -> str:
         if len(self) > _MOST_KEPT:
@@ -38,7 +38,7 @@ _SHOWN = _Shown()
 
 
 def weight(text: str) -> int:
-    """Returns how much of a page a text takes: its characters, and more for those marked."""
+    """Returns how much of a page a text takes: its characters, and more for marked ones."""
     unseen = sum(number for each, number in Counter(text).items() if _is_unseen(each))
     return len(text) + (_WEIGHT_OF_UNSEEN - 1) * unseen
 
@@ -57,7 +57,7 @@ def fitting(text: str, most: int) -> str:
 
 
 def visible(text: str, most: int | None = None) -> Markup:
-    """A text escaped, with what cannot be seen in it marked; cut where it weighs over ``most``."""
+    """Returns a text escaped, with its invisible characters marked, cut at the weight ``most``."""
     shown = text if most is None else fitting(text, most)
     made = Markup(shown.translate(_SHOWN))
     if len(shown) < len(text):
@@ -77,11 +77,11 @@ def _mark(character: str) -> Markup:
 
 
 def marked_line(line: str, spans: list[tuple[int, int | None, str]]) -> Markup:
-    """A line of a text with parts of it marked.
+    """Returns a line of a text with parts of it marked.
 
     Args:
-        spans: from and to which column (in code points; None: to the end), and how: ``error`` and
-            the like. Where two overlap, the first in the list counts.
+        spans: start and end column (in code points; None: to the end) and a style such as
+            ``error``. If two overlap, the first in the list counts.
     """
     shown = min(len(line), LONGEST_LINE)
     ends = [(max(0, start), shown if end is None else min(end, shown)) for start, end, _ in spans]

@@ -1,4 +1,4 @@
-"""What a caller of the page may see, and change."""
+"""The rights of a caller of the page: what it may see and change."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from leanq.gateway.pending import RequestName
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """A caller. Two with equal fields see the same.
+    """A caller of the page. Two with equal fields see the same.
 
     Attributes:
-        tenant: whose requests they are that it submits.
-        environments: those that it may see; empty for all.
-        sees_fleet: whether it sees all tenants' names and figures, or its own alone.
-        submits: whether it may submit, withdraw, retry and drop its own requests.
-        watches: whether it may see the fleet's status.
-        operates: whether it may see and change what is of other tenants.
+        tenant: the tenant of its requests.
+        environments: the environments that it may see; empty for all.
+        sees_fleet: True if it sees the names and figures of all tenants, not its own alone.
+        submits: True if it may submit, withdraw, retry and drop its own requests.
+        watches: True if it may see the fleet's status.
+        operates: True if it may see and change other tenants' work.
     """
 
     tenant: str
@@ -30,8 +30,11 @@ class Viewer:
 
     @classmethod
     def of(cls, key: Key, *, needs_keys: bool) -> Viewer:
-        """The viewer that a key makes. Without keys, all callers are of this machine and see the
-        fleet, but nothing can be changed except one's own requests."""
+        """Returns the viewer that a key makes.
+
+        Without keys, all callers are users of this machine: they see the fleet, but change only
+        their own requests.
+        """
         operates = needs_keys and "operate" in key.rights
         return cls(
             key.tenant,
@@ -43,17 +46,17 @@ class Viewer:
         )
 
     def sees_environment(self, name: str) -> bool:
-        """Whether it may know of an environment."""
+        """Returns True if it may know of an environment."""
         return not self.environments or name in self.environments
 
     def sees_tenant(self, name: str) -> bool:
-        """Whether it may know of a tenant."""
+        """Returns True if it may know of a tenant."""
         return self.sees_fleet or name == self.tenant
 
     def owns(self, tenant: str, environment: str) -> bool:
-        """Whether it may see the text of such a request, and end it, retry it or drop it."""
+        """Returns True if it may see the text of such a request, and end, retry or drop it."""
         return self.sees_environment(environment) and (self.operates or tenant == self.tenant)
 
     def name_of(self, request_id: str) -> RequestName | None:
-        """By which name it knows a request of its own; None for one that is not."""
+        """Returns its name for a request of its own; None for other requests."""
         return RequestName.read(self.tenant, request_id)
