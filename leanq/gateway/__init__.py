@@ -1,30 +1,30 @@
-"""The HTTP gateway: clients that speak HTTP, in front of the queue.
+"""The HTTP gateway: it serves HTTP clients in front of the queue.
 
-One process is a client of the queue, and serves any number of its own::
+One process is a client of the queue and serves any number of HTTP clients::
 
-    keys.py             who may call: the file of keys
-    access.py           the key of one HTTP request, its limits, and where browsers are refused
-    limits.py           how many connections there are, and which one gives way
-    logs.py             what is logged of callers: changes, and requests
-    client.py           requests that bear their tenant, and may be fetched later
-    pending.py          those whose end is waited for, and their names
-    groups.py           those of one HTTP request, waited for together
-    connections.py      work that ends when its HTTP client goes away, or the gateway ends
-    kimina.py           the interface of Kimina Lean Server, both generations
-    kimina_results.py   what a reply becomes in that interface
+    keys.py             the file of keys: who may call
+    access.py           the key and the limits of one HTTP request; refuses some browsers
+    limits.py           the most connections, and which one gives way
+    logs.py             logs the changes and requests of callers
+    client.py           sends requests that bear their tenant and can be fetched later
+    pending.py          the requests that the gateway waits for, and their names
+    groups.py           waits for the requests of one HTTP request together
+    connections.py      ends work when its HTTP client goes away or the gateway ends
+    kimina.py           the interfaces of Kimina Lean Server 1.x and 2.x
+    kimina_results.py   turns replies into results of that interface
     v1.py               leanq's own interface
     v1_models.py        its bodies and results
-    operations.py       its bodies as requests to the queue
-    batches.py          many of them over one connection, as a stream
-    campaigns.py        whole data sets, for campaign workers
+    operations.py       turns its bodies into requests to the queue
+    batches.py          streams many requests over one connection
+    campaigns.py        takes whole data sets, for campaign workers
     problems.py         its errors
-    metrics.py          what it knows of its own work
-    bodies.py           what their bodies may hold, before any of it is built
-    operation_routes.py the short way to the three operations
-    status.py           what a key may know of the fleet
-    interface.py        what both interfaces are made of
-    recent.py           its latest requests, with their texts
+    metrics.py          counts the gateway's own work
+    bodies.py           bounds bodies before Pydantic reads them
+    operation_routes.py a short way to the handlers of the three operations
+    status.py           the part of the fleet's status that a key may see
+    interface.py        the parts that both interfaces share
+    recent.py           keeps the latest requests with their texts
     page/               the fleet in a browser
-    app.py              all of it as one ASGI application
-    server.py           that application on a port, until it is told to end
+    app.py              the ASGI application
+    server.py           serves that application on a port
 """

@@ -1,6 +1,6 @@
-"""Who calls, and what they may do: keys, limits, and what browsers are kept from.
+"""Decides who calls and what they may do: keys, limits, and refusals of browsers.
 
-Nothing here looks at the address that a request came from, or at what proxies say of it.
+Nothing here looks at a request's address, or at the headers that proxies add.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leanq.gateway.limits import Connections
 from leanq.queue.metrics import count
 from leanq.queue.requests import Reply
 
-# What clients of 1.x send where they have no key.
+# Clients of 1.x send these when they have no key.
 _NO_KEYS = frozenset({"", "None", "null"})
 _STATE_LENGTH = 64
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -34,21 +34,21 @@ _RETRY_AFTER_S = 1.0
 
 
 class Outstanding(Protocol):
-    """What a gateway knows of the requests of a tenant that it waits for."""
+    """Counts the requests of a tenant that a gateway waits for."""
 
     def outstanding(self, tenant: str) -> int:
-        """How many they are."""
+        """Returns the number of those requests."""
 
     def outstanding_bytes(self, tenant: str) -> int:
-        """How many bytes their texts have."""
+        """Returns the bytes of their texts."""
 
 
 class Access:
     """The gateway's rules of who may do what.
 
     Args:
-        keys: those that are known; None where all callers are this machine's user.
-        environment: the default environment of keys that name none.
+        keys: the known keys; None if every caller is this machine's user.
+        environment: the default for keys that name no environment.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class Access:
         self._open = Key("", "0" * 64, "default")
         self._environment = environment
         self._clock = clock
-        # By the key's name: requests that it may send at once, below 0 if it has sent more, and as
-        # of when.
+        # By the key's name: how many requests it may send at once (below 0 if it sent more), and
+        # the time of that count.
         self._allowance: dict[str, tuple[float, float]] = {}
-        # By tenant, of HTTP requests under way: their bytes, and their requests that were let in
-        # and are not sent yet.
+        # By tenant, for HTTP requests under way: the bytes of their bodies, and the requests that
+        # were admitted but not sent yet.
         self._bodies_bytes: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
 
     def key_of(self, authorization: str | None) -> Key:
-        """The key in an ``Authorization`` header, whose ``Bearer`` may be left out.
+        """Returns the key in an ``Authorization`` header, with or without ``Bearer``.
 
         Raises:
-            HTTPException: 401, there is none, or it is not known.
+            HTTPException: 401, the key is missing or unknown.
         """
         if self._keys is None:
             return self._open
@@ -91,15 +91,15 @@ class Access:
         return key
 
     def key_named(self, name: str) -> Key | None:
-        """The key that has this name now; without a file of keys, the one that all callers have."""
+        """Returns the key that has this name now, or the common key if there is no file of keys."""
         return self._open if self._keys is None else self._keys.named(name)
 
     def renewed(self, key: Key, right: Right) -> Key:
-        """A key that was found before, as it is now, for what goes on longer than a request.
+        """Returns the present form of a key, for work that outlasts a request.
 
         Raises:
-            HTTPException: 401, it is not known any more, or is another tenant's; 403, it has not
-                the right any more.
+            HTTPException: 401, the key is gone or belongs to another tenant; 403, it lost the
+                right.
         """
         if self._keys is None:
             return key
@@ -112,16 +112,16 @@ class Access:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether callers need a key; without, all of them are this machine's user."""
+        """True if callers need a key; if not, every caller is this machine's user."""
         return self._keys is not None
 
     def signature(self, text: str) -> str:
-        """By which gateways with the same secret know that one of them has written ``text``."""
+        """Returns a signature of ``text`` that gateways with the same secret can check."""
         secret = self._keys.secret if self._keys else b""
         return hmac.digest(secret, text.encode(errors="replace"), "sha256").hex()
 
     def environment(self, key: Key, wanted: str | None) -> str:
-        """The environment that a request means.
+        """Returns the environment that a request means.
 
         Raises:
             HTTPException: 403, the key may not use it.
@@ -137,10 +137,11 @@ class Access:
         return wanted
 
     def admit(self, key: Key, number: int, lean: Outstanding) -> None:
-        """Lets so many more requests in, beside those of the key's tenant that are outstanding.
+        """Admits so many more requests, counting the outstanding ones of the key's tenant.
 
         Raises:
-            HTTPException: 429, the key has reached a limit; 413, it can never be within it.
+            HTTPException: 429, the key has reached a limit; 413, the number can never fit the
+                limit.
         """
         check_number(key, number)
         if wait := self.wait_for(key, number, lean):
@@ -150,8 +151,10 @@ class Access:
 
     @contextlib.contextmanager
     def admitted(self, key: Key, number: int, lean: Outstanding) -> Iterator[Callable[[], None]]:
-        """Lets requests in that are sent one by one; yields what to call as each has been sent.
-        Raises as :meth:`admit`."""
+        """Admits requests that are sent one by one. Yields a function to call after each is sent.
+
+        Raises as :meth:`admit`.
+        """
         self.admit(key, number, lean)
         coming, tenant, left = self._coming, key.tenant, number
         coming[tenant] += number
@@ -169,8 +172,11 @@ class Access:
                 del coming[tenant]
 
     def wait_for(self, key: Key, number: int, lean: Outstanding) -> tuple[str, str, float] | None:
-        """The limit of the key's that so many more requests would exceed, what to say of it, and
-        after how many seconds to try again; None where they are let in."""
+        """Returns the limit that so many more requests would exceed, a message, and a delay.
+
+        After the delay (seconds) the caller may try again. Returns None if the requests are
+        admitted.
+        """
         outstanding = lean.outstanding(key.tenant) + self._coming[key.tenant]
         held_bytes = lean.outstanding_bytes(key.tenant) + self._bodies_bytes[key.tenant]
         if held_bytes > key.outstanding_mb << 20:
@@ -187,7 +193,7 @@ class Access:
         most = max(1.0, key.rate_per_s)
         allowed, at_s = self._allowance.get(key.name, (most, now_s))
         allowed = min(most, allowed + (now_s - at_s) * key.rate_per_s)
-        # A batch larger than what a second allows is let in, and waited for afterwards.
+        # Admit a batch larger than a second's allowance; later requests wait for it.
         if allowed < min(number, most):
             wait_s = (min(number, most) - allowed) / key.rate_per_s
             return "rate", f"the key allows {key.rate_per_s:g} requests a second", wait_s
@@ -196,8 +202,11 @@ class Access:
 
     @contextlib.contextmanager
     def body(self, key: Key) -> Iterator[Callable[[int], None]]:
-        """While the body of an HTTP request is held: what notes that so many more bytes of it have
-        come. That raises HTTPException (429) where the tenant's bodies take too much memory."""
+        """Counts the bytes of an HTTP request's body while it is held.
+
+        Yields a function that notes further bytes. It raises HTTPException (429) if the tenant's
+        bodies take too much memory.
+        """
         bodies_bytes, tenant, held_bytes = self._bodies_bytes, key.tenant, 0
 
         def note(more_bytes: int) -> None:
@@ -216,7 +225,7 @@ class Access:
                 del bodies_bytes[tenant]
 
     def sealed(self, key: Key, reply: Reply) -> Reply:
-        """A reply whose states are such as only the key's tenant can use."""
+        """Returns the reply with states that only the key's tenant can use."""
         if reply.state is None and not reply.sorries:
             return reply
         sorries = tuple(
@@ -226,13 +235,13 @@ class Access:
         return replace(reply, sorries=sorries, state=reply.state and self._seal(key, reply.state))
 
     def state(self, key: Key, sealed: str) -> str:
-        """The state that the key's tenant has been given as ``sealed``.
+        """Returns the state that the key's tenant was given as ``sealed``.
 
         Raises:
-            UnknownStateError: the tenant was given no such state.
+            UnknownStateError: the tenant was not given this state.
         """
         state = sealed[:_STATE_LENGTH]
-        # Not ASCII, what is compared in constant time would have to be bytes.
+        # compare_digest takes text only if it is ASCII, so compare bytes.
         if not hmac.compare_digest(
             self._seal(key, state).encode("utf8", "replace"), sealed.encode("utf8", "replace")
         ):
@@ -270,9 +279,9 @@ def _too_many(detail: str, after_s: float) -> HTTPException:
 
 
 def may(right: Right) -> Callable[[Request], Awaitable[Key]]:
-    """A dependency of routes: the request's key, which must have this right."""
+    """Returns a dependency of routes: the request's key, which must have this right."""
 
-    # Not asynchronous, it would go through a thread.
+    # Asynchronous, since FastAPI runs other dependencies in a thread.
     async def key_of(request: Request) -> Key:
         key: Key = request.state.key
         _check_right(key, right)
@@ -282,7 +291,7 @@ def may(right: Right) -> Callable[[Request], Awaitable[Key]]:
 
 
 def _check_right(key: Key, right: Right) -> None:
-    """Raises HTTPException (403) where a key has not a right."""
+    """Raises HTTPException (403) if a key lacks a right."""
     if right not in key.rights:
         count("leanq_http_refusals_total", "right")
         raise HTTPException(403, f"the key {key.name!r} has not the right {right!r}")
@@ -296,13 +305,13 @@ Watcher = Annotated[Key, Depends(may("status"))]
 
 
 class Authenticated:
-    """Finds the key of each request before its body is read, and keeps to the key's limit of it.
+    """Finds the key of each request before its body is read; bounds the body by the key.
 
     Args:
-        connections: those of the gateway.
+        connections: the gateway's connections.
         public: paths that need no key.
-        apart: what is below this path finds out by itself who calls.
-        streamed: paths whose bodies are read as they come, and may be of any size.
+        apart: applications below this path identify their callers themselves.
+        streamed: paths whose bodies are read as they come, and may have any size.
         refuse: makes the answer to a request without a key.
     """
 
@@ -360,10 +369,10 @@ def _noted(receive: Receive, note: Callable[[int], None]) -> Receive:
 
 
 class OneLength:
-    """Refuses a request that says its length twice.
+    """Refuses a request that states its length twice.
 
-    A proxy in front may take the other one, and what is a body to it would be a request here, on a
-    connection that it shares among its callers.
+    A proxy in front may believe the other length. It would then forward bytes as a body that the
+    gateway reads as a request, on a connection that the proxy's callers share.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -384,7 +393,7 @@ class OneLength:
 
 
 class SameOrigin:
-    """Refuses what a browser sends on behalf of another site's page."""
+    """Refuses requests that a browser sends on behalf of another site's page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -405,13 +414,13 @@ def _is_of(host: str, origin: str) -> bool:
         found = urlsplit(origin)
     except ValueError:
         return False
-    # The page is reached over TLS, which a proxy ends, except on this machine.
+    # Browsers reach the page over TLS, which a proxy ends, except on this machine.
     schemes = ("http", "https") if is_loopback_name(host) else ("https",)
     return found.scheme in schemes and found.netloc.lower() == host.lower()
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a ``Host`` header names the caller's own machine."""
+    """Returns True if a ``Host`` header names the caller's own machine."""
     try:
         return urlsplit(f"//{host}").hostname in _LOOPBACK
     except ValueError:

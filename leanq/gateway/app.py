@@ -43,18 +43,19 @@ def make_app(
     *,
     rq_url: str | None = None,
 ) -> FastAPI:
-    """The application in front of the queue of ``lean``, an open client that others may use too.
+    """Returns the application in front of the queue of ``lean``, an open client.
+
+    Others may use the client too.
 
     Args:
         access: who may call.
-        campaigns: those of callers, where it takes any.
-        hostnames: names under which clients reach it, besides those of loopback; ``*`` is any.
-        rq_url: the Redis in which campaigns are, where it is not the queue's.
+        campaigns: the campaigns of callers, if it takes any.
+        hostnames: the names by which clients reach it, besides loopback's; ``*`` allows any.
+        rq_url: the Redis of campaigns, if it is not the queue's.
 
-    Its ``state`` has what others need of it. ``connections`` are those that the server keeps to
-    a limit. ``stopping`` and ``ending`` are events: after the first, those who watch the page are
-    let go; after the second, no request is waited for. ``metrics`` and ``readiness`` are what it
-    knows of itself.
+    Its ``state`` holds ``connections``, whose number the server limits; ``metrics``; and
+    ``readiness``. ``stopping`` and ``ending`` are events. After the first, the page's watchers are
+    disconnected; after the second, the gateway waits for no request.
     """
     stopping, ending = asyncio.Event(), Ending()
     app = new_interface(lean, access, ending, openapi_url="/api/openapi.json")
@@ -62,7 +63,7 @@ def make_app(
     app.state.connections = connections = Connections(most_connections())
     app.state.metrics = GatewayMetrics(lean)
     app.state.readiness = Readiness(lean)
-    # What is added first is innermost.
+    # The middleware that is added first is innermost.
     app.add_middleware(
         Direct, owner=app, prefix="", operations=kimina.operations, refuse=_kiminas_refusal
     )
@@ -96,7 +97,7 @@ def make_app(
 
 
 class _Front:
-    """The page for browsers, and for others that ask what is here, that the gateway serves."""
+    """Serves the page to browsers; tells other clients what the gateway serves."""
 
     def __init__(self, page: ASGIApp) -> None:
         self._page = page
@@ -109,8 +110,11 @@ class _Front:
 
 
 class _Under:
-    """Hands what is below a prefix to an application of its own, at once: a mounted one is reached
-    through all that surrounds the outer one's routes, which costs more than the key."""
+    """Hands requests below a prefix to an application of its own, at once.
+
+    A mounted application would be reached through all the middleware of the outer routes, which
+    costs more than finding the key.
+    """
 
     def __init__(self, app: ASGIApp, prefix: str, inner: ASGIApp) -> None:
         self._app = app
@@ -132,16 +136,19 @@ def _refusal(path: str, error: HTTPException) -> Response:
 
 
 async def _ready(request: Request) -> Response:
-    """200 while its queue answers and it was not told to end, else 503; it needs no key. `/health`
-    is 200 for as long as the process serves."""
+    """200 while its queue answers and it was not told to end, else 503. It needs no key. `/health`
+    is 200 for as long as the process serves.
+    """
     if await request.app.state.readiness.is_ready():
         return JSONResponse({"status": "ready"})
     return JSONResponse({"status": "not ready"}, 503, {"Retry-After": "1"})
 
 
 def _kiminas_refusal(error: Exception) -> Response:
-    """As Kimina Lean Server answers: for what is malformed, 422 with what is wrong where, and
-    without the input, which may be anything."""
+    """Answers as Kimina Lean Server does: a malformed body gets 422, with each fault and its place.
+
+    The answer leaves out the input, which may be anything.
+    """
     if isinstance(error, HTTPException):
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     assert isinstance(error, RequestValidationError)

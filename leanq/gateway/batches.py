@@ -1,8 +1,8 @@
-"""Any number of requests over one connection, read while their results are sent.
+"""Serves any number of requests over one connection: reads them while it sends results.
 
-Requests are lines of JSON. What was read and whose result was not sent yet is the *window*: a
-client that reads slowly, or a queue that is full, keeps the gateway from reading on, and memory
-stays flat for any number of lines.
+Requests are lines of JSON. The *window* holds the requests that were read and whose result was not
+sent yet. The gateway reads on only while the window has room: if a client reads slowly or the queue
+is full, it waits. So memory stays flat for any number of lines.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from leanq.queue.settings import MAX_REQUEST_BYTES
 log = logging.getLogger("leanq.gateway")
 
 _WINDOW = 512
-# Results in one piece of the answer.
+# The most results in one piece of the answer.
 _AT_ONCE = 100
-# JSON may write a character as six.
+# JSON may write one character as six.
 _MAX_LINE_BYTES = 2 * MAX_REQUEST_BYTES
 _PAUSE_S = 0.1
-# Proxies close connections on which nothing happens.
+# Proxies close idle connections.
 _KEEP_ALIVE_S = 15.0
 
 _items: TypeAdapter[Any] = TypeAdapter(Item)
 
 
 class BatchResponse(Response):
-    """The results of the requests in the body of the HTTP request that it answers.
+    """Sends the results of the requests in the HTTP request's body.
 
     Args:
-        events: whether they are server-sent events, rather than lines of JSON.
+        events: True for server-sent events, False for lines of JSON.
         ending: set once the gateway ends, and cuts the batch short.
     """
 
@@ -66,7 +66,7 @@ class BatchResponse(Response):
         super().__init__(media_type="text/event-stream" if events else "application/x-ndjson")
         del self.headers["content-length"]
         self.headers["Cache-Control"] = "no-store"
-        # Of nginx, which else would collect results before it sends any.
+        # Otherwise nginx collects results before it sends any.
         self.headers["X-Accel-Buffering"] = "no"
         self._lean = lean
         self._access = access
@@ -95,10 +95,10 @@ class BatchResponse(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _next(self, run: _Run, send: Send) -> list[dict[str, Any]]:
-        """The results that are there by now, once there are any; none stand behind the last."""
+        """Waits for results and returns those that are there; an empty list after the last one."""
         while True:
             with contextlib.suppress(TimeoutError):
-                # Of those that come at once the rest goes with the first.
+                # Results that come together are sent together.
                 if found := run.take():
                     return found
                 async with asyncio.timeout(_KEEP_ALIVE_S if self._events else None):
@@ -123,8 +123,8 @@ class _Run:
     """The requests of one batch.
 
     Attributes:
-        tasks: one for each request that needs more than to be sent, and has not ended.
-        gone: whether the client has gone.
+        tasks: one for each unfinished request that needs more than sending.
+        gone: True once the client has gone.
     """
 
     def __init__(self, lean: GatewayClient, access: Access, key: Key) -> None:
@@ -134,7 +134,7 @@ class _Run:
         self._access = access
         self._key = key
         self._group = Group(lean, key.tenant, self._ended)
-        # Of those that have not ended, what their results are to be known by.
+        # The caller's ids of the requests that have not ended.
         self._labels: dict[int, Any] = {}
         # Results that were not sent yet.
         self._results: deque[dict[str, Any]] = deque()
@@ -143,7 +143,7 @@ class _Run:
         self._room = asyncio.Semaphore(min(_WINDOW, key.outstanding))
 
     async def read(self, receive: Receive) -> None:
-        """Reads requests to the end of the body, and then waits for the client's going."""
+        """Reads requests to the end of the body, then waits until the client has gone."""
         try:
             await self._begin_all(receive)
             self._complete = True
@@ -155,12 +155,12 @@ class _Run:
             self._changed.set()
 
     def take(self) -> list[dict[str, Any]]:
-        """The results that were not sent yet, up to some number."""
+        """Returns results that were not sent yet, up to a limit."""
         results = self._results
         return [results.popleft() for _ in range(min(len(results), _AT_ONCE))]
 
     async def more(self) -> bool:
-        """Whether there are results once more, which is waited for; not behind the last."""
+        """Waits for further results; returns False after the last one."""
         while not self._results:
             if self.gone or (self._complete and not self._labels):
                 return False
@@ -169,16 +169,16 @@ class _Run:
         return True
 
     def sent(self, number: int) -> None:
-        """So many results were sent."""
+        """Notes that so many results were sent."""
         for _ in range(number):
             self._room.release()
 
     def leave(self) -> None:
-        """Waits for no request any more."""
+        """Stops waiting for all requests."""
         self._group.leave()
 
     async def cut_short(self, ending: Ending) -> None:
-        """Once the gateway ends, says so in the place of further results."""
+        """Once the gateway ends, sends that fact in place of further results."""
         await ending.wait()
         problem = problem_of(HTTPException(503, "the gateway ends; send the others again"))
         self._group.leave()
@@ -231,8 +231,10 @@ class _Run:
         self._put({"index": index, "id": None, "problem": problem_of(error)})
 
     async def _begin_later(self, index: int, item: Any) -> None:
-        """Where the queue has to be asked first, or a limit is reached: a batch waits where a
-        single request is refused."""
+        """Begins a request that needs an answer of the queue first, or meets a limit.
+
+        A batch waits at a limit; a single request is refused.
+        """
         try:
             prepared = await prepared_of(item, self._key, self._access, self._lean)
             await self._admitted()
@@ -240,7 +242,7 @@ class _Run:
         except (LeanQError, HTTPException) as error:
             self._end(index, {"problem": problem_of(error)})
         except Exception:
-            # A defect of leanq's, which must not cost the other requests their results.
+            # A defect of leanq must not cost the other requests their results.
             log.exception("a request of a batch")
             self._end(index, {"problem": problem_of(HTTPException(500))})
 
@@ -257,16 +259,16 @@ class _Run:
         if isinstance(end, LeanQError):
             self._end(index, {"problem": problem_of(end)})
         else:
-            # Where it is sent it becomes what is sent, and not amid what the queue has told.
+            # Convert the reply when it is sent; this runs in a callback of the queue's connection.
             self._end(index, {"ended": (name, end)})
 
     def _end(self, index: int, result: dict[str, Any]) -> None:
-        # What came behind the words that the gateway ends is not told.
+        # Drop results that come after the message that the gateway ends.
         if index in self._labels:
             self._put({"index": index, "id": self._labels.pop(index), **result})
 
     async def _lines(self, receive: Receive, note: Callable[[int], None]) -> AsyncIterator[bytes]:
-        # Of a line that has not come to its end. What has come before is not looked through again.
+        # The pieces of an unfinished line. They are not searched for a line break again.
         begun: list[bytes] = []
         begun_bytes = 0
         while True:

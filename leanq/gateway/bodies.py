@@ -1,8 +1,8 @@
-"""Bounds on what a JSON body holds, before Pydantic reads it.
+"""Bounds the content of a JSON body before Pydantic reads it.
 
-Pydantic builds every value in a body before it validates any, and those of unknown fields as well.
-Eight megabytes of zeros cost it most of a second and hundreds of megabytes. msgspec skips a value
-without building it, so this module has it look at large bodies first.
+Pydantic builds every value in a body before it validates any, even in unknown fields. Eight
+megabytes of zeros take it most of a second and hundreds of megabytes. So this module first looks at
+large bodies with msgspec, which skips a value without building it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 
 _SMALL_BYTES = 65_536
-# Of a value that is neither a text of Lean nor a list.
+# The most bytes of a value that is neither a Lean text nor a list.
 _LONGEST_VALUE = 65_536
-# Of a list. Pydantic knows the exact limits; a name may hold commas.
+# The most items of a list. Pydantic knows the exact limits; a name may hold commas.
 _MOST_COMMAS = 100_000
 
 _names = msgspec.json.Decoder(list[str])
@@ -30,7 +30,7 @@ class Bounds:
         texts: the fields with texts of Lean, whose length only the body's size limits.
         names: the fields with lists of strings.
         items: the fields with lists of objects, and the type of those objects.
-        is_closed: whether a body with any other field is refused.
+        is_closed: True if a body with any other field is refused.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class Bounds:
         return name, msgspec.Raw, msgspec.Raw()
 
     def bounded(self, data: bytes, check_number: Callable[[int], None] = lambda _: None) -> bytes:
-        """Returns a body that costs Pydantic no more than its size asks for, with the same known
-        fields.
+        """Returns a body with the same known fields that is cheap for Pydantic to read.
 
         Args:
             check_number: called with the number of items in a large body; raises if there are too
@@ -98,7 +97,7 @@ class Bounds:
             return _names.decode(raw)
         if raw[0] in b"[{":
             raise _malformed("expected a single value, got a list or an object", name)
-        # A number can be no text, and Pydantic would read all its digits.
+        # A number cannot be a text, and Pydantic would read all its digits.
         if len(raw) > _LONGEST_VALUE and (name not in self._texts or raw[0] != ord('"')):
             raise _malformed(f"the value has more than {_LONGEST_VALUE} bytes", name)
         return value

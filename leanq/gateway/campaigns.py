@@ -1,7 +1,7 @@
-"""Campaigns over HTTP: whole data sets, sent as rows, run by ``leanq campaign worker``.
+"""Campaigns over HTTP: whole data sets sent as rows, run by ``leanq campaign worker``.
 
-The gateway writes the rows to a folder that the campaign workers have at the same path, and sends
-RQ a campaign whose results go beside them. A tenant's campaigns are those whose data lies in the
+The gateway writes the rows to a folder that campaign workers reach under the same path. Then it
+sends RQ a campaign whose results go beside them. A tenant's campaigns have their data in the
 tenant's own folder, so no id leads to another tenant's.
 """
 
@@ -41,7 +41,7 @@ Change = Literal["pause", "resume", "retry"]
 
 _MOST_UNFINISHED = 16
 _WINDOW = 1000
-# Nothing removes the files of campaigns, and a tenant can start and end any number.
+# Nothing removes the files of campaigns, and a tenant can start any number.
 _FOLDER_BYTES = 4 << 30
 _ENDED = frozenset({"finished", "failed", "cancelled"})
 
@@ -54,11 +54,11 @@ router = APIRouter(prefix="/campaigns", tags=["Campaigns"])
 
 
 class TenantCampaigns:
-    """The campaigns that came over HTTP. Its methods block, and belong into a thread.
+    """The campaigns that came over HTTP. Its methods block; call them in a thread.
 
     Args:
-        campaigns: those of RQ.
-        folder: where rows and results lie, for the campaign workers too.
+        campaigns: the campaigns in RQ.
+        folder: the folder of rows and results, which campaign workers reach too.
     """
 
     def __init__(self, campaigns: Campaigns, folder: Path) -> None:
@@ -74,16 +74,16 @@ class TenantCampaigns:
         *,
         first_success: bool,
     ) -> tuple[CampaignStatus, bool]:
-        """Writes the rows and submits the campaign, unless it was by this ``request_id``.
+        """Writes the rows and submits the campaign, unless this ``request_id`` already did.
 
         Returns:
-            The campaign, and whether it is new.
+            The campaign, and True if it is new.
 
         Raises:
-            ConflictError: other rows or options were submitted by the ``request_id``.
-            UsageError: the rows are none, or the options wrong.
-            HTTPException: 429, too many of the tenant's have not ended; 413, its files are too
-                large together.
+            ConflictError: the ``request_id`` came before with other rows or options.
+            UsageError: there are no rows, or the options are wrong.
+            HTTPException: 429, the tenant has too many unfinished campaigns; 413, its files
+                together are too large.
         """
         plan = Plan(
             {**options, "tenant": key.tenant},
@@ -105,12 +105,12 @@ class TenantCampaigns:
         )
 
     def all_of(self, key: Key) -> list[CampaignStatus]:
-        """Those of the key's tenant, the newest first."""
+        """Returns the campaigns of the key's tenant, newest first."""
         own = (each for each in self._campaigns.list() if self._is_own(key, each))
         return sorted(own, key=lambda each: each.submitted_at, reverse=True)
 
     def show(self, key: Key, id_: str) -> CampaignStatus:
-        """One of the tenant's.
+        """Returns one campaign of the tenant.
 
         Raises:
             HTTPException: 404, the tenant has no such campaign.
@@ -133,11 +133,11 @@ class TenantCampaigns:
             )
 
     def change(self, key: Key, id_: str, how: Change) -> CampaignStatus:
-        """Pauses, resumes or retries one of the tenant's.
+        """Pauses, resumes or retries one campaign of the tenant.
 
         Raises:
-            HTTPException: 404, as of :meth:`show`; 409, its state does not allow it; 429, a retry,
-                and too many of the tenant's have not ended.
+            HTTPException: 404, as of :meth:`show`; 409, its state does not allow it; 429, for a
+                retry, if the tenant has too many unfinished campaigns.
         """
         self.show(key, id_)
         if how == "retry":
@@ -154,16 +154,16 @@ class TenantCampaigns:
         return self.show(key, id_)
 
     def end(self, key: Key, id_: str) -> CampaignStatus:
-        """Ends one of the tenant's, unless it has ended."""
+        """Ends one campaign of the tenant, unless it has ended."""
         if self.show(key, id_).state not in _ENDED:
             self._campaigns.cancel(id_)
         return self.show(key, id_)
 
     def results(self, key: Key, id_: str) -> Path:
-        """The file of its results.
+        """Returns the file of its results.
 
         Raises:
-            HTTPException: 404, as of :meth:`show`; 409, it has none.
+            HTTPException: 404, as of :meth:`show`; 409, it has no results.
         """
         found = self.show(key, id_)
         try:
@@ -172,7 +172,7 @@ class TenantCampaigns:
             raise HTTPException(409, str(error)) from None
 
     def report(self, key: Key, id_: str) -> dict[str, Any]:
-        """The figures of its report; raises as :meth:`results`."""
+        """Returns the figures of its report; raises as :meth:`results`."""
         return report_on(self.results(key, id_))
 
     def _is_own(self, key: Key, status: CampaignStatus) -> bool:
@@ -180,7 +180,7 @@ class TenantCampaigns:
 
 
 def _bytes_in(folder: Path) -> int:
-    """What the files of a folder take; files come and go while this reads."""
+    """Returns the bytes of the files in a folder; files may come and go meanwhile."""
     taken = 0
     with contextlib.suppress(FileNotFoundError):
         for each in folder.iterdir():
@@ -239,7 +239,7 @@ async def start(
         ),
     ] = None,
 ) -> Response:
-    """Its rows are checked by the fleet's campaign workers, however long that takes."""
+    """The fleet's campaign workers check its rows, however long that takes."""
     access, lean = access_of(request), lean_of(request)
     env = access.environment(key, environment)
     access.admit(key, 1, lean)
@@ -275,7 +275,7 @@ async def show(request: Request, key: Submitter, id_: str) -> Response:
 
 @router.delete("/{id_}", summary="End a campaign")
 async def end(request: Request, key: Submitter, id_: str) -> Response:
-    """One that has ended stays as it is. Its rows and records stay with the operator."""
+    """A campaign that has ended stays as it is. The operator keeps its rows and records."""
     return _json(
         SubmittedCampaign.of(await _done(request, lambda campaigns: campaigns.end(key, id_)))
     )
@@ -283,9 +283,10 @@ async def end(request: Request, key: Submitter, id_: str) -> Response:
 
 @router.post("/{id_}/{how}", summary="Pause, resume or retry a campaign")
 async def change(request: Request, key: Submitter, id_: str, how: Change) -> Response:
-    """`pause` withdraws its requests in flight, and `resume` goes on; what was done stays. `retry`
-    goes on with one that failed or was ended, and checks those rows of a finished one again that
-    have no verdict of Lean's. 409 where its state does not allow it."""
+    """`pause` withdraws its requests in flight, `resume` goes on, and finished rows stay. `retry`
+    goes on with a campaign that failed or was ended. In a finished one, it repeats the rows without
+    a verdict from Lean. 409 if its state does not allow the change.
+    """
     return _json(
         SubmittedCampaign.of(
             await _done(request, lambda campaigns: campaigns.change(key, id_, how))
@@ -295,12 +296,12 @@ async def change(request: Request, key: Submitter, id_: str, how: Change) -> Res
 
 @router.get("/{id_}/report", summary="A finished campaign's figures")
 async def report(request: Request, key: Submitter, id_: str) -> Response:
-    """Verdicts, pass@k, times, and what is slow or flaky."""
+    """Verdicts, pass@k, times, and slow or flaky rows."""
     return _json(await _done(request, lambda campaigns: campaigns.report(key, id_)))
 
 
 @router.get("/{id_}/results", response_class=FileResponse, summary="A finished campaign's results")
 async def results(request: Request, key: Submitter, id_: str) -> Response:
-    """A record a line for each row, or for each of its texts."""
+    """One record a line, for each row or for each of its texts."""
     path = await _done(request, lambda campaigns: campaigns.results(key, id_))
     return FileResponse(path, media_type="application/x-ndjson")

@@ -1,8 +1,8 @@
-"""The gateway's client of the queue: requests that bear their tenant, and may be fetched later.
+"""The gateway's client of the queue: its requests bear their tenant and can be fetched later.
 
-A request id of the gateway's is ``SHARD-TENANT~NAME``, where TENANT is a hash of the tenant and
-NAME what the HTTP client knows: its own choice, or drawn for it. Since ids are always made of the
-caller's tenant and a name, no name leads to a request of another tenant.
+The gateway's request ids are ``SHARD-TENANT~NAME``. TENANT is a hash of the tenant; NAME is chosen
+by the HTTP client or drawn for it. Ids are always made of the caller's tenant and a name, so no
+name leads to another tenant's request.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from leanq.states import RedisStates
 _STATES_REMEMBERED = 100_000
 _OPTIONS_REMEMBERED = 1000
 _FRESH_S = 1.0
-# How long a withdrawal waits for a request that may be on its way.
+# How long a withdrawal waits for a request that may still be coming.
 _ON_ITS_WAY_S = 2.0
 _LOOK_EVERY_S = 0.5
 
 
 class GatewayClient(AsyncLeanQClient):
-    """An asyncio client whose requests are of many tenants, and may outlive those who brought
-    them. Its arguments are those of :class:`leanq.LeanQClient`.
+    """An asyncio client with requests of many tenants, which may outlive their callers.
+
+    Its arguments are those of :class:`leanq.LeanQClient`.
 
     Attributes:
-        recent: the latest of its requests.
-        lost: why no request is taken now, as the queue does not answer; "" while it does.
+        recent: its latest requests.
+        lost: why the queue does not answer, so that requests are refused; "" while it answers.
     """
 
     recent: RecentRequests
     lost = ""
 
-    # Of one request callers may wait at several gateways.
+    # Callers may wait for one request at several gateways.
     shares_ends = True
 
     def _made(self) -> None:
@@ -88,16 +89,16 @@ class GatewayClient(AsyncLeanQClient):
 
     @property
     def queues(self) -> Sequence[OperatorQueue]:
-        """All shards of all clusters, for looks that make this client no receiver."""
+        """All shards of all clusters, for looks that read no replies."""
         return self._queues
 
     def checks(
         self, key: Hashable, options: Callable[[], Check]
     ) -> Callable[[str], PreparedRequest[Reply]]:
-        """As :meth:`RequestBuilder.checks`; the options of most requests are those of one before.
+        """As :meth:`RequestBuilder.checks`, but remembers the options of earlier requests.
 
         Args:
-            key: the same for the same options alone.
+            key: equal only for equal options.
 
         Raises:
             UsageError: malformed options.
@@ -109,23 +110,23 @@ class GatewayClient(AsyncLeanQClient):
             return found
 
     def outstanding(self, tenant: str) -> int:
-        """How many requests of a tenant this gateway waits for."""
+        """Returns the number of a tenant's requests that this gateway waits for."""
         return self._counts[tenant]
 
     def outstanding_bytes(self, tenant: str) -> int:
-        """How many bytes the texts have that those requests came with."""
+        """Returns the bytes of the texts of those requests."""
         return self._bytes[tenant]
 
     def all_outstanding(self) -> int:
-        """How many requests of all tenants it waits for."""
+        """Returns the number of requests that it waits for, of all tenants."""
         return len(self._pending)
 
     async def reach(self) -> None:
-        """Asks every shard for something small; raises UnavailableError."""
+        """Asks every shard a small question; raises UnavailableError."""
         await asyncio.gather(*(shard.environments() for shard in self._shards))
 
     async def trouble(self) -> str:
-        """Returns why the queue is lost; "" as long as one of its shards answers."""
+        """Returns why the queue is lost; "" while one of its shards answers."""
         looks = (shard.environments() for shard in self._shards)
         ends = await asyncio.gather(*looks, return_exceptions=True)
         for end in ends:
@@ -134,11 +135,11 @@ class GatewayClient(AsyncLeanQClient):
         return str(ends[0]) if all(isinstance(end, UnavailableError) for end in ends) else ""
 
     def submit(self, tenant: str, prepared: PreparedRequest[Any], name: str | None) -> Pending:
-        """Sends a request, unless it is on its way by this name.
+        """Sends a request, unless one of this name is on its way.
 
         Raises:
-            InvalidRequestError: what can be no name.
-            ConflictError: a request with other content is on its way by this name.
+            InvalidRequestError: a malformed name.
+            ConflictError: a request of this name with other content is on its way.
             UnavailableError: the queue is lost.
         """
         if self.lost:
@@ -158,13 +159,13 @@ class GatewayClient(AsyncLeanQClient):
         return pending
 
     def _same(self, found: Pending, prepared: PreparedRequest[Any]) -> Pending:
-        """A request that is waited for, as one that has come again; raises ConflictError."""
+        """Returns a pending request for one that came again; raises ConflictError."""
         submission = prepared.submission
         if found.content is not None:
             if found.content != content_of(submission.environment, submission.digest):
                 raise conflict(found.name.name)
             return found
-        # Only its name is known, until its end comes.
+        # Until the request ends, only its name is known.
         again = Pending(found.name, None, lambda _: None)
         again.acknowledged()
         remembers = self.settings.remember_s > 0
@@ -178,9 +179,9 @@ class GatewayClient(AsyncLeanQClient):
         return again
 
     def find(self, tenant: str, name: str) -> Pending:
-        """A request that was sent before, perhaps by another gateway.
+        """Returns a request that was sent before, perhaps by another gateway.
 
-        Its end is LostError where there is no such request. Raises InvalidRequestError.
+        It ends with LostError if there is no such request. Raises InvalidRequestError.
         """
         made = RequestName.of(tenant, name)
         if found := self._pending.get(made):
@@ -190,10 +191,12 @@ class GatewayClient(AsyncLeanQClient):
         return pending
 
     async def peek(self, tenant: str, name: str) -> Reply | None:
-        """What a request has ended with, or None. No other client waits for it the longer.
+        """Returns the reply of a request that has ended, or None.
+
+        A look does not prolong the wait of other clients.
 
         Raises:
-            LeanQError: what it has ended with; LostError where there is no such request.
+            LeanQError: the error that it ended with; LostError if there is no such request.
         """
         made = RequestName.of(tenant, name)
         if made in self._pending:
@@ -208,10 +211,10 @@ class GatewayClient(AsyncLeanQClient):
         raise lost(name)
 
     async def reply(self, pending: Pending, *, withdraw: bool) -> Reply:
-        """What a request ends with; ``withdraw``: it is, where the waiting task is cancelled.
+        """Returns the reply of a request. ``withdraw``: cancelling the waiting task withdraws it.
 
         Raises:
-            LeanQError: what it ended with.
+            LeanQError: the error that it ended with.
         """
         try:
             await pending.wait()
@@ -225,15 +228,16 @@ class GatewayClient(AsyncLeanQClient):
         """Withdraws a request that no caller waits for any more, unless it has ended."""
         if pending.end is None:
             self._open_route().cancel(self._id_of(pending), pending)
-            # Others may wait for it too.
+            # Others here may wait for it too.
             pending.ended(Reply("cancelled", reason="withdrawn"))
 
     async def patient_reply(self, tenant: str, prepared: PreparedRequest[Any]) -> Reply:
-        """What a new request ends with, which waits where the queue is full. It is withdrawn where
-        the waiting task is cancelled.
+        """Returns the reply of a new request; waits while the queue is full.
+
+        Cancelling the waiting task withdraws the request.
 
         Raises:
-            LeanQError: what it ended with.
+            LeanQError: the error that it ended with.
         """
         while True:
             try:
@@ -242,11 +246,13 @@ class GatewayClient(AsyncLeanQClient):
                 await asyncio.sleep(error.retry_after_s)
 
     async def withdraw(self, tenant: str, name: str) -> Reply:
-        """Withdraws a request. What it ends with: ``cancelled``, or what was faster.
+        """Withdraws a request. Returns ``cancelled``, or its reply if that came first.
+
+        A withdrawal may overtake its request at another gateway, so it waits two seconds for the
+        request.
 
         Raises:
-            LeanQError: what it ended with; LostError where there is no such request, and none has
-                come within two seconds: a withdrawal may overtake it, at another gateway.
+            LeanQError: the error that it ended with; LostError if no such request came.
         """
         give_up_s = time.monotonic() + _ON_ITS_WAY_S
         while True:
@@ -258,7 +264,7 @@ class GatewayClient(AsyncLeanQClient):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _withdraw(self, pending: Pending) -> Reply:
-        # What the queue does not know yet cannot be withdrawn from it.
+        # The queue cannot withdraw a request that it does not know yet.
         await pending.known()
         route, request_id = self._open_route(), self._id_of(pending)
         if pending.end is None and route.cancel(request_id, pending):
@@ -267,8 +273,7 @@ class GatewayClient(AsyncLeanQClient):
         return pending.result()
 
     async def environments_of(self, state: str) -> frozenset[str]:
-        """The names of environments that a state is of, of those that workers offer now or did a
-        second ago.
+        """Returns the environments of a state that workers offer now, or offered a second ago.
 
         Raises:
             UnknownStateError: no cluster knows the state.
@@ -286,7 +291,7 @@ class GatewayClient(AsyncLeanQClient):
         return frozenset(name for name, known in offered if known == fingerprint)
 
     async def _offered(self) -> frozenset[tuple[str, str]]:
-        """Environments with their fingerprints, as they were within the last second."""
+        """Returns environments with their fingerprints, at most a second old."""
         async with self._looking:
             now_s = time.monotonic()
             if self._seen is None or now_s - self._seen[0] > _FRESH_S:

@@ -1,4 +1,4 @@
-"""Work on behalf of an HTTP client, for as long as it waits for it."""
+"""Runs work on behalf of an HTTP client for as long as the client waits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ log = logging.getLogger("leanq.gateway")
 _T = TypeVar("_T")
 
 CLIENT_GONE = 499
-"""The status, known from nginx, of a request whose client did not wait for its answer."""
+"""The status of a request whose client did not wait for its answer, as in nginx."""
 
 
 class ClientGoneError(Exception):
-    """The HTTP client has gone before its answer was there."""
+    """The HTTP client has gone before its answer was ready."""
 
 
 async def client_gone(request: Request, __: Exception) -> Response:
-    """The answer that no client hears, for logs and metrics."""
+    """Returns the answer that no client hears, for logs and metrics."""
     log.debug("the client of %s %s has gone", request.method, request.url.path)
     return Response(status_code=CLIENT_GONE)
 
 
 class Ending(asyncio.Event):
-    """Set once the gateway ends, and no request is waited for any more."""
+    """Set once the gateway ends and waits for no more requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class Ending(asyncio.Event):
             callback()
 
     def add(self, callback: Callable[[], None]) -> None:
-        """Has it called when the gateway ends, which is now where it has."""
+        """Calls it when the gateway ends; at once if it has ended."""
         self._callbacks.add(callback)
         if self.is_set():
             callback()
 
     def discard(self, callback: Callable[[], None]) -> None:
-        """Has it called no more."""
+        """No longer calls it."""
         self._callbacks.discard(callback)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """What ``work`` returns, which is cancelled once the client has gone, or the gateway ends.
+    """Returns the result of ``work``; cancels it if the client goes away or the gateway ends.
 
     Call it when the request's body has been read.
 
@@ -78,7 +78,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T
         stop(ClientGoneError())
 
     ending: Ending = request.app.state.ending
-    # One task and no more, since there is one for each request.
+    # Use a single task here, since every request passes through.
     watching = asyncio.create_task(watch())
     ending.add(end)
     try:

@@ -1,4 +1,4 @@
-"""Requests of one HTTP request, which are waited for together, without a task for each."""
+"""Waits for the requests of one HTTP request together, without a task for each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from leanq.producer.request_builder import PreparedRequest
 
 _T = TypeVar("_T")
 
-# Ten thousand texts, which a key may send at once, take the event loop for half a second.
+# A key may send ten thousand texts at once, which keep the event loop busy for half a second.
 _IN_ONE_TURN = 50
 
 
 async def in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """Yields the items, and lets the event loop serve other requests after every few of them."""
+    """Yields the items, and lets the event loop serve other requests after every few items."""
     for number, item in enumerate(items, 1):
         yield item
         if not number % _IN_ONE_TURN:
@@ -27,10 +27,10 @@ async def in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
 
 
 class Group:
-    """Requests of a tenant; what meets a full queue is sent again until there is room.
+    """Requests of a tenant. A request that meets a full queue is sent again until there is room.
 
     Args:
-        told: called once for each request, with its number, its name and what it ended with.
+        told: called once for each request, with its number, its name and its end.
     """
 
     def __init__(
@@ -39,20 +39,20 @@ class Group:
         self._lean = lean
         self._tenant = tenant
         self._told = told
-        # Of those that have not ended, by number: the request, its callback and its name, or when
-        # it is sent again.
+        # The unfinished requests by number: either sent (request, callback, name), or waiting to be
+        # sent again.
         self._sent: dict[int, tuple[Pending, Callable[[End], None], str | None]] = {}
         self._waiting: dict[int, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        """How many have not ended."""
+        """Returns the number of unfinished requests."""
         return len(self._sent) + len(self._waiting)
 
     def begin(self, number: int, prepared: PreparedRequest[Any], name: str | None = None) -> None:
         """Sends a request, which may have a name of the caller's.
 
         Raises:
-            InvalidRequestError: what can be no name.
+            InvalidRequestError: a malformed name.
         """
         pending = self._lean.submit(self._tenant, prepared, name)
         callback = partial(self._ended, number, prepared, name, pending.name.name)
@@ -60,8 +60,10 @@ class Group:
         pending.add(callback)
 
     def leave(self) -> None:
-        """Waits for none of them any more: withdraws those without a name, and the others run on.
-        None is told after this."""
+        """Stops waiting: withdraws the requests without a name, and lets the others run on.
+
+        Calls ``told`` no more.
+        """
         for timer in self._waiting.values():
             timer.cancel()
         self._waiting.clear()

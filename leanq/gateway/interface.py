@@ -1,4 +1,4 @@
-"""What the gateway's interfaces have in common: one set-up, and what their handlers find in it."""
+"""The common parts of the gateway's interfaces: their set-up, and access to it in handlers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from leanq.gateway.connections import Ending
 def new_interface(
     lean: GatewayClient, access: Access, ending: Ending, *, openapi_url: str
 ) -> FastAPI:
-    """An application without routes, whose handlers find the arguments in their requests.
+    """Returns an application without routes, whose handlers find the arguments in their requests.
 
     Args:
         lean: the client of the queue.
-        access: who may call.
-        ending: once it is set, no request is waited for any more.
-        openapi_url: where its description is, below where it is mounted.
+        access: decides who may call.
+        ending: set once the gateway waits for no more requests.
+        openapi_url: path of its description, below its mount point.
     """
     app = FastAPI(
         title="leanq",
         version=__version__,
         summary="Lean 4 at the scale of reinforcement learning",
         openapi_url=openapi_url,
-        # Their pages would load programs from elsewhere.
+        # FastAPI's documentation pages would load scripts from other sites.
         docs_url=None,
         redoc_url=None,
     )
@@ -39,10 +39,10 @@ def new_interface(
 
 
 def lean_of(request: Request) -> GatewayClient:
-    """The client of the queue."""
+    """Returns the client of the queue."""
     return cast("GatewayClient", request.app.state.lean)
 
 
 def access_of(request: Request) -> Access:
-    """Who may call."""
+    """Returns the rules of who may call."""
     return cast("Access", request.app.state.access)

@@ -1,21 +1,21 @@
 """The file of keys: who may call the gateway, on behalf of which tenant, in which environments.
 
-It is TOML, and has the keys' hashes alone::
+The file is TOML and holds only the keys' hashes::
 
-    secret = "5b1f…"                  # by which states are bound to their tenants
+    secret = "5b1f…"                  # binds states to their tenants
 
     [[key]]
     name = "trainer"                  # for logs
     sha256 = "9f86d081884c7d65…"      # of the key
     tenant = "alice"
-    environments = ["mathlib"]        # the first is the default; all unless given
-    rights = ["submit", "status"]     # these unless given; "operate" is the third
+    environments = ["mathlib"]        # the first is the default; all if not given
+    rights = ["submit", "status"]     # the default; "operate" is the third
     outstanding = 10000               # requests at a time
-    rate_per_s = 100                  # requests; as many as come unless given
-    outstanding_mb = 512              # of texts, those included that are on their way
+    rate_per_s = 100                  # requests; no limit if not given
+    outstanding_mb = 512              # of texts, also of those still arriving
     body_mb = 64                      # of one HTTP request
 
-Keys are drawn at random, so that a plain hash is as good as a slow one.
+Keys are drawn at random, so a plain hash is as good as a slow one.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ Right = Literal["submit", "status", "operate"]
 _USUAL: tuple[Right, ...] = ("submit", "status")
 
 MAX_BODY_MB = 64
-"""The largest body of an HTTP request whose parts are not streamed, in MiB: several of the largest
+"""The largest body of an HTTP request that is not streamed, in MiB. It holds several of the largest
 requests that a queue takes."""
 
 _LOOK_EVERY_S = 1.0
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the holder of one key may do.
+    """The rights and limits of one key.
 
     Attributes:
-        name: how logs call it; "" for a gateway without keys.
+        name: its name in logs; "" for a gateway without keys.
         sha256: the key's SHA-256, 64 hexadecimal digits.
-        tenant: on whose behalf its requests are.
-        environments: those that it may use, the default first; empty for all.
-        rights: what it may do: submit requests; see the fleet's status; operate it, which is to see
-            all tenants and to change what is theirs.
+        tenant: the tenant of its requests.
+        environments: the environments that it may use, the default first; empty for all.
+        rights: ``submit`` sends requests, ``status`` shows the fleet; ``operate`` shows all tenants
+            and changes their work.
         outstanding: the most requests of its tenant that one gateway may wait for.
         rate_per_s: requests a second; None for any number.
-        outstanding_mb: how much memory of one gateway the texts of its tenant may take, in MiB:
-            those of outstanding requests, and bodies of HTTP requests that are under way.
+        outstanding_mb: MiB of one gateway's memory for its tenant's texts. Texts of outstanding
+            requests count, and bodies of HTTP requests under way.
         body_mb: the largest body of an HTTP request, in MiB.
     """
 
@@ -94,10 +94,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file of keys holds.
+    """The content of a file of keys.
 
     Attributes:
-        secret: by which states are bound to their tenants; the same for all gateways.
+        secret: binds states to their tenants; the same for all gateways.
         key: the keys.
     """
 
@@ -106,10 +106,10 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys in a file.
+    """Returns the keys in a file.
 
     Raises:
-        UsageError: it cannot be read, is not what the module's docstring shows, or has no key.
+        UsageError: the file cannot be read, has another form than above, or has no key.
     """
     try:
         read = tomllib.loads(path.read_text())
@@ -118,7 +118,7 @@ def read_keys(path: Path) -> Keys:
         raise UsageError(f"cannot read the keys in {path}: {error.strerror}") from None
     except (ValueError, UsageError) as error:
         raise UsageError(f"the keys in {path}: {error}") from None
-    # An operator who takes the last one out of the list does not mean all.
+    # An operator who removes the last environment does not mean all of them.
     for key in read["key"]:
         if key.get("environments") == []:
             raise UsageError(
@@ -143,7 +143,7 @@ def make_keys(path: Path) -> str | None:
         The key; None if there is a file.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     key = secrets.token_hex(32)
     text = f'''secret = "{secrets.token_hex(32)}"
@@ -165,9 +165,9 @@ rights = ["submit", "status", "operate"]
 
 
 class KeyFile:
-    """The keys of a file, read again when it has changed.
+    """The keys of a file, which is read again when it has changed.
 
-    A change that cannot be read is logged, and the keys before it stay.
+    A changed file that cannot be read is logged, and the earlier keys stay.
 
     Raises:
         UsageError: as :func:`read_keys`.
@@ -176,18 +176,18 @@ class KeyFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        # Before the file is read, or a change between the two would never be seen.
+        # Take the time before reading the file, or a change in between would go unseen.
         self._version = self._look()
         self._looked_at_s = clock()
         self._keys = read_keys(path)
 
     @property
     def secret(self) -> bytes:
-        """By which states are bound to their tenants."""
+        """The secret that binds states to their tenants."""
         return self._keys.secret.encode()
 
     def find(self, secret: str) -> Key | None:
-        """The key that ``secret`` is. How long it takes does not tell how near it came."""
+        """Returns the key with this ``secret``. Its time does not tell how close a guess came."""
         self._notice_changes()
         digest = hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
         found = None
@@ -197,12 +197,12 @@ class KeyFile:
         return found
 
     def named(self, name: str) -> Key | None:
-        """The key of this name."""
+        """Returns the key of this name."""
         self._notice_changes()
         return next((key for key in self._keys.key if key.name == name), None)
 
     def renewed(self, key: Key) -> Key | None:
-        """What the file says of a key now, which it had before."""
+        """Returns the present entry of a key that was read before."""
         self._notice_changes()
         return next((each for each in self._keys.key if each.sha256 == key.sha256), None)
 

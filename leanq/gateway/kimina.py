@@ -1,8 +1,8 @@
 """The interface of Kimina Lean Server, for clients that were written for it.
 
 ``/api/check`` is that of 2.x, ``/verify`` and ``/one_pass_verify_batch`` that of 1.x. Each text is
-a request of its own to the queue, so what becomes of one is nothing to the others: an error stands
-in the result of its text, and the HTTP status is 200.
+a request of its own to the queue, so texts do not affect each other. An error stands in the result
+of its text, and the HTTP status is 200.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _Environment = Annotated[
     str | None, Field(description="leanq's own: the environment's name; the key's first unless set")
 ]
 
-# Of one answer, which is in the memory at once.
+# The most bytes of infotrees in one answer, which memory holds at once.
 _MOST_INFOTREES_BYTES = 64 << 20
-# Of one request: a body has room for millions of empty ones, each of which is an object here.
+# The most texts of one request: a body has room for millions of empty ones, each an object here.
 _MOST_TEXTS = 100_000
 _UNENDED = RequestError("leanq: the request has not ended")
-# Any budget of leanq's is above 0, and 0 is a legal timeout here.
+# leanq's budgets are above 0, but 0 is a legal timeout here.
 _LEAST_TIMEOUT_S = 0.01
 
 
@@ -58,7 +58,7 @@ def _different(snippets: list[Snippet]) -> list[Snippet]:
 
 
 class CheckRequest(BaseModel):
-    """What clients of 2.x send."""
+    """The request of clients of 2.x."""
 
     snippets: Annotated[
         list[Snippet],
@@ -88,7 +88,7 @@ class CheckRequest(BaseModel):
 
 
 class Code(BaseModel):
-    """One Lean text of 1.x, in ``proof`` or else in ``code``."""
+    """One Lean text of 1.x, in ``proof`` or, without it, in ``code``."""
 
     custom_id: str | int
     proof: str | None = None
@@ -96,7 +96,7 @@ class Code(BaseModel):
 
 
 class VerifyRequest(BaseModel):
-    """What clients of 1.x send."""
+    """The request of clients of 1.x."""
 
     codes: Annotated[list[Code], FailFast(), Field(max_length=_MOST_TEXTS)]
     timeout: Timeout = 300
@@ -142,7 +142,7 @@ operations = APIRouter(route_class=_Route, tags=["Kimina Lean Server"])
 @operations.post("/api/check/", include_in_schema=False)
 @operations.post("/api/check", summary="Check texts, as clients of 2.x ask for it")
 async def check(body: CheckRequest, request: Request, key: Submitter) -> Response:
-    """A result for each snippet, in their order, as soon as all have ended."""
+    """Returns a result for each snippet, in order, once all have ended."""
     codes = [snippet.code for snippet in body.snippets]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree)
     results = [
@@ -155,7 +155,7 @@ async def check(body: CheckRequest, request: Request, key: Submitter) -> Respons
 @operations.post("/one_pass_verify_batch", include_in_schema=False)
 @operations.post("/verify", summary="Check texts, as clients of 1.x ask for it")
 async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Response:
-    """A result for each code, in their order, as soon as all have ended."""
+    """Returns a result for each code, in order, once all have ended."""
     codes = [code.code if code.proof is None else code.proof for code in body.codes]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree_type)
     results = []
@@ -188,7 +188,7 @@ async def _ends(
     environment: str | None,
     infotree: Infotree | None,
 ) -> list[Reply | LeanQError]:
-    """How each text has ended; all of them are withdrawn where the client goes away."""
+    """Returns the end of each text; withdraws all of them if the client goes away."""
     access, lean = access_of(request), lean_of(request)
     env = access.environment(key, environment)
     prepare = _Preparer(lean, Check(env=env, tenant=key.tenant, infotree=infotree), timeout_s)
@@ -233,7 +233,7 @@ class _Preparer:
         self._checks: dict[float, Callable[[str], PreparedRequest[Reply]]] = {}
 
     def __call__(self, code: str | None) -> PreparedRequest[Reply]:
-        """Raises LeanQError for a text that can be none."""
+        """Returns the request for a text; raises LeanQError for a missing one."""
         if code is None:
             raise InvalidRequestError("leanq: there is no text: give a proof, or code")
         budget_s = _budget_s(code, self._timeout_s)
@@ -246,7 +246,7 @@ class _Preparer:
 
 
 def _within(ends: Sequence[Reply | LeanQError]) -> Iterator[Reply | LeanQError]:
-    """The ends of one answer, with as many infotrees as an answer may have."""
+    """Yields the ends of one answer, with as many infotrees as an answer may have."""
     infotrees_bytes = 0
     for end in ends:
         if isinstance(end, Reply) and end.infotree is not None:
@@ -259,15 +259,15 @@ def _within(ends: Sequence[Reply | LeanQError]) -> Iterator[Reply | LeanQError]:
 
 
 def _budget_s(code: str, timeout_s: int) -> float:
-    """CPU seconds for a text. There its header and the rest have the whole timeout each."""
-    # Most texts need no reading for that.
+    """Returns the CPU seconds for a text. Kimina grants its header and the rest a timeout each."""
+    # Most texts contain no "import", so their header is not read.
     twice = "import" in code and split_header(code).imports
     budget_s = timeout_s * 2 if twice else timeout_s
     return min(max(float(budget_s), _LEAST_TIMEOUT_S), MAX_TIMEOUT_S)
 
 
 def _not_empty(code: str) -> str:
-    """An empty text is legal there; as a comment it is so here."""
+    """Kimina accepts an empty text; leanq accepts it as a comment."""
     return code if code.strip() else f"{code}--"
 
 

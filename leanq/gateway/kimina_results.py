@@ -1,8 +1,7 @@
-"""What a reply becomes for clients of Kimina Lean Server; docs/http.md has the same as a table.
+"""Turns replies into results for clients of Kimina Lean Server; docs/http.md shows the table.
 
-Such a client reads three things: ``error``, the severities of messages, and whether there are
-sorries. So whatever is not ``accepted`` shows in one of them, also where Lean itself has printed
-nothing of the kind.
+These clients read ``error``, the severities of messages, and sorries. So every verdict but
+``accepted`` shows in one of them, even if Lean printed nothing of the kind.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from leanq.errors import LeanQError
 from leanq.queue.requests import LEAN_NO, LEAN_VERDICTS, Message, Reply, Sorry, Verdict
 
-# By these words in an error a client knows a timeout; nothing else may have them.
+# Clients recognise a timeout by these words; no other error may contain them.
 TIMED_OUT = "timed out"
 
 _SEVERITIES = {"information": "info"}
@@ -27,11 +26,11 @@ _ENDED: Mapping[Verdict | None, str] = {
 
 
 def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -> dict[str, Any]:
-    """``response`` or ``error`` of one text, ``time`` in seconds, and what leanq has to add.
+    """Returns ``response`` or ``error`` of one text, ``time`` in seconds, and leanq's additions.
 
     Args:
-        timeout_s: the budget that the caller gave.
-        debug: whether the caller wants diagnostics, which timeouts have always.
+        timeout_s: the caller's budget.
+        debug: True if the caller wants diagnostics; timeouts always have them.
     """
     if isinstance(end, LeanQError):
         return {"time": 0.0, "error": _without_timeout(str(end))}
@@ -58,7 +57,7 @@ def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -
 
 
 def _response(reply: Reply) -> dict[str, Any]:
-    """A REPL's answer that says what the verdict says."""
+    """Returns a REPL's answer that agrees with the verdict."""
     messages = [_message(message) for message in reply.messages]
     sorries = [_sorry(number, sorry) for number, sorry in enumerate(reply.sorries)]
     if reply.verdict == "incomplete" and not sorries:
@@ -86,7 +85,7 @@ def _error(reply: Reply, timeout_s: int) -> str:
 
 
 def _said(reply: Reply) -> str:
-    """What leanq has said last of a reply."""
+    """Returns leanq's last words on a reply."""
     ours = (m.text.removeprefix("leanq: ") for m in reversed(reply.messages) if _is_ours(m))
     return next(ours, _ENDED.get(reply.verdict, "there is no further message"))
 
@@ -100,7 +99,7 @@ def _has_error(messages: list[dict[str, Any]]) -> bool:
 
 
 def _somewhere(reply: Reply) -> Sorry:
-    """A sorry that leanq cannot place: where Lean has warned of it, or at the text's beginning."""
+    """Returns a sorry that leanq cannot place: at Lean's warning, or at the text's beginning."""
     warnings = (m for m in reply.messages if m.severity == "warning" and not _is_ours(m))
     at = next(warnings, Message("warning", 1, 0, ""))
     return Sorry(at.line, at.column, end_line=at.end_line, end_column=at.end_column)
@@ -118,7 +117,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _sorry(number: int, sorry: Sorry) -> dict[str, Any]:
     pos = {"line": sorry.line, "column": sorry.column}
-    # The client cannot read one without an end or a goal.
+    # The client cannot read a sorry without an end or a goal.
     end = _end(sorry) or pos
     return {"pos": pos, "endPos": end, "goal": sorry.goal or "", "proofState": number}
 
@@ -130,5 +129,5 @@ def _end(of: Message | Sorry) -> dict[str, int] | None:
 
 
 def _without_timeout(text: str) -> str:
-    # A candidate's last words may stand in it.
+    # It may hold a candidate's last words.
     return text.replace(TIMED_OUT, "timed-out")

@@ -1,9 +1,9 @@
-"""How many connections a gateway holds, and which one gives way to a new one.
+"""Limits the connections of a gateway, and chooses which one gives way to a new one.
 
-Each connection is an open file, and a process has a limited number of them. A connection *works*
-while a request with a key is under way on it, and *waits* otherwise. Connections that wait give
-way, those that never had a key before the others, and the oldest first. So nobody keeps others out
-by opening many.
+Each connection is an open file, and a process has a limited number of files. A connection *works*
+while a request with a key is under way on it, and *waits* otherwise. Waiting connections give way:
+those that never had a key before the others, and older before newer. So nobody keeps others out by
+opening many.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from leanq.gateway.keys import Key
 from leanq.queue.metrics import count
 
 CONNECTION = "leanq.connection"
-"""The name by which a request's state has its connection."""
+"""The name of a request's connection in its state."""
 
 _RETRY_AFTER_S = 1
 
 _MOST_FILES = 65_536
-# For the queue's connections, the files of the process, and connections that are about to close.
+# Files for the queue's connections, for the process, and for connections that are about to close.
 _OTHER_FILES = 256
 
 
 class Connection(Protocol):
-    """One connection of a client's."""
+    """One connection of a client."""
 
     def has_key(self, *, streams: bool) -> None:
         """Notes that the request under way has a key."""
 
     def close(self) -> None:
-        """Ends it at once."""
+        """Ends the connection at once."""
 
 
 def most_connections() -> int:
-    """How many connections this process may hold; raises its limit on files as far as it may."""
+    """Returns how many connections this process may hold; raises its limit on files first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if most > soft:
@@ -54,8 +54,8 @@ class Connections:
     """All connections of a gateway.
 
     Args:
-        most: how many there may be. Strangers of one peer may be a third of them, and one key may
-            have a third of them work, so that both together leave room for other callers.
+        most: the most connections. Strangers from one peer may hold a third of them, and one key
+            may work on a third. So both together leave room for other callers.
     """
 
     def __init__(self, most: int) -> None:
@@ -64,8 +64,8 @@ class Connections:
         # By the name of the key.
         self._under_way: Counter[str] = Counter()
         self._peers: dict[Connection, str] = {}
-        # Those that wait, by age, since a dict keeps its order: strangers, which never had a
-        # request with a key, and others.
+        # Waiting connections, oldest first, since a dict keeps its order. Strangers never had a
+        # request with a key.
         self._strangers: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
         self._strangers_of: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Connections:
         return len(self._peers)
 
     def enter(self, connection: Connection, peer: str) -> bool:
-        """Takes in a new connection; False if there is no room, as all others work."""
+        """Takes in a new connection; returns False if all others work and there is no room."""
         crowded = self._strangers_of[peer] >= self._share
         if crowded or len(self._peers) >= self._most:
             count("leanq_http_refusals_total", "connections")
@@ -104,7 +104,7 @@ class Connections:
                 del self._strangers_of[peer]
 
     def waits(self, connection: Connection) -> None:
-        """Notes that a request has been answered."""
+        """Notes that a request was answered."""
         if connection in self._peers and connection not in self._strangers:
             self._idle[connection] = None
 
@@ -117,10 +117,10 @@ class Connections:
 
     @contextlib.contextmanager
     def carrying(self, scope: Scope, key: Key, *, streams: bool = False) -> Iterator[None]:
-        """While a request of a key is under way; ``streams``: its body is read as it is used.
+        """Counts a key's request while it is under way; ``streams``: its body is read bit by bit.
 
         Raises:
-            HTTPException: 429, too many of the key are.
+            HTTPException: 429, the key has too many under way.
         """
         if self._under_way[key.name] >= self._share:
             count("leanq_http_refusals_total", "connections")

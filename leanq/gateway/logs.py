@@ -1,7 +1,7 @@
-"""What a gateway logs of its callers: each change that they make, and each request with a key.
+"""Logs what callers do: each change that they make, and each request with a key.
 
-The lines have the key's name, the address of the peer, and never a secret. Anybody can make a
-gateway refuse requests, so of refusals it logs a few a minute, and how many it left out.
+A line has the key's name and the peer's address, and never a secret. Anybody can make a gateway
+refuse requests, so it logs a few refusals a minute, and how many it left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ access = logging.getLogger("leanq.gateway.access")
 audit = logging.getLogger("leanq.gateway.audit")
 
 OBJECT = "leanq.object"
-"""The name by which a request's state has what it changes."""
+"""The name of a request's changes in its state."""
 
 _MINUTE_S = 60.0
 _REFUSED = frozenset({401, 403, 429})
@@ -34,8 +34,8 @@ class Sparing:
     """Lets a few lines of each kind through in a minute, and counts the others.
 
     Args:
-        of_kind: how many of one kind.
-        in_all: how many in all.
+        of_kind: the most lines of one kind.
+        in_all: the most lines of all kinds.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Sparing:
         self._left_out = 0
 
     def admits(self, kind: Hashable) -> bool:
-        """Returns whether one more line of this kind is let through."""
+        """Returns True if one more line of this kind may pass."""
         if self._passed.total() < self._in_all and self._passed[kind] < self._of_kind:
             self._passed[kind] += 1
             return True
@@ -57,7 +57,7 @@ class Sparing:
         return False
 
     def left_out(self) -> int:
-        """Begins anew once a minute is over; returns how many lines were left out in it."""
+        """Starts anew once a minute is over; returns how many lines were left out in it."""
         if self._clock() - self._began_s < _MINUTE_S:
             return 0
         self._began_s = self._clock()
@@ -67,7 +67,7 @@ class Sparing:
 
 
 class SparingFilter(logging.Filter):
-    """Lets a few of the warnings and errors through that one place in the code logs in a minute."""
+    """Lets a few warnings and errors a minute through from each place in the code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class CallerLog:
         self._sparing = Sparing()
 
     def answered(self, scope: Scope, route: str, status: int, took_s: float) -> None:
-        """One HTTP request has its answer."""
+        """Logs one answered HTTP request."""
         state: Mapping[str, Any] = scope.get("state", {})
         key, peer = state.get("key"), (scope.get("client") or ("",))[0]
         fields: dict[str, Any] = {"key": key.name if key else None, "peer": peer}
@@ -121,7 +121,7 @@ class CallerLog:
 
 
 def _action_of(scope: Scope, route: str, status: int) -> str | None:
-    """Returns what a request changes, in a word; None if it changes nothing of others' concern."""
+    """Returns a word for what a request changes; None if that concerns nobody else."""
     method = scope["method"]
     if status == _UNAUTHORIZED:
         named = any(name == b"authorization" for name, _ in scope["headers"])

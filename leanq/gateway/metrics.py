@@ -1,4 +1,4 @@
-"""What the gateway knows of its own work, for Prometheus and for load balancers."""
+"""Measures the gateway's own work, for Prometheus and for load balancers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leanq.queue.metrics import BUCKETS_S
 
 log = logging.getLogger("leanq.gateway")
 
-# Of what no route answers; paths themselves would be labels without a bound.
+# The label of requests without a route; labels from paths would be unlimited.
 _NO_ROUTE = "none"
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
 _FRESH_S = 1.0
@@ -38,7 +38,7 @@ class GatewayMetrics:
         self.streams = 0
 
     def answered(self, route: str, status: int, took_s: float) -> None:
-        """One HTTP request has its answer."""
+        """Counts one answered HTTP request."""
         self._answers[route, str(status)] += 1
         times = self._took.get(route)
         if times is None:
@@ -47,7 +47,7 @@ class GatewayMetrics:
         times.sum_s += took_s
 
     def samples(self) -> Iterator[Sample]:
-        """All of it, as of now."""
+        """Yields all samples, as of now."""
         for labels, count in list(self._answers.items()):
             yield "leanq_http_requests_total", labels, count
         for route, times in list(self._took.items()):
@@ -58,7 +58,7 @@ class GatewayMetrics:
 
 
 class Measured:
-    """Counts and logs what an application answers."""
+    """Counts and logs the answers of an application."""
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -96,10 +96,10 @@ class Measured:
 
 
 class Readiness:
-    """Whether this gateway is to be sent requests.
+    """Tells load balancers if this gateway takes requests.
 
     Attributes:
-        ending: whether it was told to end.
+        ending: True once it was told to end.
     """
 
     def __init__(self, lean: GatewayClient) -> None:
@@ -109,7 +109,7 @@ class Readiness:
         self._seen: tuple[float, bool] | None = None
 
     async def is_ready(self) -> bool:
-        """Whether its queue has answered within the last second, and it goes on."""
+        """Returns True while the gateway goes on and its queue answered within the last second."""
         async with self._looking:
             now_s = time.monotonic()
             if self._seen is None or now_s - self._seen[0] > _FRESH_S:

@@ -1,8 +1,8 @@
-"""Routes of the operations that trainers call for each candidate, and the short way to them.
+"""Routes of the operations that trainers call for each candidate, and a short way to them.
 
-FastAPI describes them. Its general way to a handler (two routers, three error handlers, the
-resolving of dependencies) takes several times as long as all that leanq does for a request, so a
-request for one of them goes straight to its handler, whose arguments are always the same.
+FastAPI describes these routes. Its own way to a handler passes two routers, three error handlers
+and the resolving of dependencies. That takes several times as long as leanq's work on a request. So
+these requests go straight to their handlers, whose arguments are always the same.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ _submitter = may("submit")
 
 
 class OperationRoute(APIRoute):
-    """A route whose endpoint takes ``body``, ``request`` and ``key``, perhaps ``wait``, and no
-    more.
+    """A route whose endpoint takes ``body``, ``request``, ``key`` and perhaps ``wait``.
 
     Attributes:
-        bounds: what a body may hold, by the model that it is read into.
+        bounds: the bounds of a body, by its model.
     """
 
     bounds: ClassVar[Mapping[Any, Bounds]]
 
     def get_route_handler(self) -> Any:
-        """The handler; it raises what FastAPI's own would raise."""
+        """Returns the handler; it raises the same errors as FastAPI's own."""
         endpoint = self.endpoint
         hints = get_type_hints(endpoint)
         bodies: TypeAdapter[Any] = TypeAdapter(hints["body"])
@@ -54,7 +53,8 @@ class OperationRoute(APIRoute):
         async def handle(request: Request) -> Response:
             key = await _submitter(request)
             if not _is_json(request.headers.get("content-type")):
-                # A browser asks nobody before it sends another type on behalf of a page.
+                # Browsers ask the server before they send this type for another page; other types
+                # they just send.
                 raise HTTPException(415, "Content-Type must be application/json")
             data = bounds.bounded(await request.body(), partial(check_number, key))
             body = _valid("body", bodies.validate_json, data)
@@ -85,12 +85,12 @@ def _valid(where: str, validate: Callable[[Any], Any], data: Any) -> Any:
 
 
 class Direct:
-    """An application, and the short way to the operations of a router that it has included.
+    """An application, with a short way to the operations of a router that it includes.
 
     Args:
-        app: the application, or what else of it stands behind this.
-        owner: the application.
-        prefix: where it is.
+        app: the next ASGI application, which takes all other requests.
+        owner: the application that includes the router.
+        prefix: its path.
         refuse: makes the answer to a request that ends with an error.
     """
 

@@ -1,4 +1,4 @@
-"""The bodies of leanq's own interface as requests to the queue."""
+"""Turns the bodies of leanq's own interface into requests to the queue."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _chosen = attrgetter(*(name for name in _SAME if name != "allow_axioms"), "trace
 async def prepared_of(
     body: models.Body, key: Key, access: Access, lean: GatewayClient
 ) -> PreparedRequest[Any]:
-    """The request that a body asks for, on behalf of the key's tenant.
+    """Returns the request that a body asks for, on behalf of the key's tenant.
 
     Raises:
-        UsageError: a malformed field, or a state that the tenant was not given.
+        UsageError: a malformed field, or a state that is not the tenant's.
         UnavailableError: as of :func:`options_of_state`.
         HTTPException: an environment that the key may not use.
     """
@@ -51,20 +51,20 @@ def _options_of(body: models.Options) -> Check:
 def prepared_text(
     body: models.Check | models.Verify, key: Key, access: Access, lean: GatewayClient
 ) -> PreparedRequest[Any]:
-    """The same for what needs no look at the queue before it; raises as :func:`prepared_of`."""
+    """Does the same for bodies that need no look at the queue; raises as :func:`prepared_of`."""
     env = access.environment(key, body.environment)
     where: Check = {"tenant": key.tenant, "env": env}
     if isinstance(body, models.Verify):
         how: Check = {**_options_of(body), **where}
         return lean.builder.verify(body.target, body.code, body.theorems, body.holes, how)
-    # Of each text of a batch, and cheaper than its options.
+    # This key is made for each text of a batch, and is cheaper than its options.
     chosen = (key.tenant, env, body.infotree, *_chosen(body), *body.allow_axioms)
     checks = lean.checks(chosen, lambda: {**_options_of(body), **where, "infotree": body.infotree})
     return checks(body.code)
 
 
 def options_in(key: Key, access: Access, environment: str | None) -> InEnvironment:
-    """Options of what goes to one environment.
+    """Returns the options of a request to one environment.
 
     Raises:
         HTTPException: an environment that the key may not use.
@@ -75,15 +75,15 @@ def options_in(key: Key, access: Access, environment: str | None) -> InEnvironme
 async def options_of_state(
     state: str, key: Key, access: Access, lean: GatewayClient, environment: str | None
 ) -> InEnvironment:
-    """Options of what is about a state, which goes to the state's environment unless one is named.
+    """Returns the options of a request about a state, which runs in its environment by default.
 
-    Where the key does not allow all environments, the state has to be of one that it allows:
-    another key of the tenant may have made it, and a worker exports any state it is asked for.
+    If the key allows some environments only, the state must be of one of them. Another key of the
+    tenant may have made it, and a worker exports any state on request.
 
     Raises:
-        HTTPException: an environment that the key may not use, named or the state's.
-        UnknownStateError: the queue does not know the state; asked where the key is limited.
-        UnavailableError: the queue cannot be asked for it.
+        HTTPException: the key may not use the named or the state's environment.
+        UnknownStateError: the queue does not know the state; checked for limited keys only.
+        UnavailableError: the queue does not answer.
     """
     options = InEnvironment(tenant=key.tenant)
     if environment is not None:

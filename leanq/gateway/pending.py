@@ -1,7 +1,7 @@
-"""Requests as their tenant knows them, and those whose end this gateway waits for.
+"""Requests as their tenant knows them, and the requests that this gateway waits for.
 
-A batch of a hundred texts is a hundred requests, so that nothing here takes a task, or a turn of
-the event loop, for each: what waits for an end is called at once where the end comes in.
+A batch of a hundred texts is a hundred requests. So nothing here takes a task or a turn of the
+event loop for each: an end that comes in calls its callbacks at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RequestName(NamedTuple):
 
     @classmethod
     def of(cls, tenant: str, name: str) -> Self:
-        """Raises InvalidRequestError for what can be no name."""
+        """Returns the name; raises InvalidRequestError if it is malformed."""
         if not _NAME.fullmatch(name):
             raise InvalidRequestError(
                 f"{name!r:.80} is no request id here; expected 1 to 48 letters, digits and . _ -"
@@ -44,9 +44,9 @@ class RequestName(NamedTuple):
 
     @classmethod
     def drawn(cls, tenant: str, request_id: str, shards: int) -> Self:
-        """A new name that leads to the shard of a request id, which was drawn for the request."""
+        """Returns a new name that leads to the shard of a request id, which was drawn before."""
         shard = shard_of(request_id)
-        # In most queues this is it.
+        # The first candidate fits in most queues.
         made = cls(tenant, request_id.partition("-")[2])
         while made._shard(shards) != shard:
             made = cls(tenant, secrets.token_urlsafe(12))
@@ -54,13 +54,13 @@ class RequestName(NamedTuple):
 
     @classmethod
     def read(cls, tenant: str, request_id: str) -> Self | None:
-        """The request of this tenant that has this id; None where it is not one of the tenant's."""
+        """Returns the name of this tenant's request with this id; None for ids of others."""
         _, _, rest = request_id.partition("-")
         owner, mark, name = rest.partition("~")
         return cls(tenant, name) if mark and owner == _of_tenant(tenant) else None
 
     def request_id(self, shards: int) -> str:
-        """The id under which the queue knows it."""
+        """The id by which the queue knows it."""
         return f"{self._shard(shards)}-{_of_tenant(self.tenant)}~{self.name}"
 
     def _shard(self, shards: int) -> int:
@@ -77,15 +77,15 @@ def _hash(text: str, size: int) -> bytes:
 
 
 class Pending:
-    """A request whose end this gateway waits for.
+    """A request that this gateway waits for.
 
     Args:
-        prepared: the request, where it is not only its name that is known.
+        prepared: the request; None if only its name is known.
         left: called with this once it has ended.
 
     Attributes:
-        name: as its tenant knows it.
-        end: what it ended with; None as long as it has not.
+        name: its name for its tenant.
+        end: the reply or the error that it ended with; None before.
     """
 
     __slots__ = ("_callbacks", "_is_known", "_known", "_left", "_prepared", "end", "name")
@@ -102,23 +102,23 @@ class Pending:
         self._left = left
         self._callbacks: list[Callable[[End], None]] = []
         self._is_known = False
-        # Made for those that wait for it, which are few.
+        # Created lazily; few callers wait for the acknowledgement.
         self._known: asyncio.Event | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Of its text, as long as the gateway has that."""
+        """The bytes of its text, as long as the gateway has it; else 0."""
         return len(self._prepared.submission.body) if self._prepared else 0
 
     @property
     def content(self) -> str | None:
-        """What it asks for (see ``content_of``); None where only its name is known."""
+        """A digest of the request (see ``content_of``); None if only its name is known."""
         if self._prepared is None:
             return None
         return content_of(self._prepared.submission.environment, self._prepared.submission.digest)
 
     async def known(self) -> None:
-        """Until the queue has acknowledged it, or it has ended."""
+        """Waits until the queue has acknowledged it or it has ended."""
         if not self._is_known:
             self._known = self._known or asyncio.Event()
             await self._known.wait()
@@ -132,13 +132,13 @@ class Pending:
         if isinstance(end, LostError):
             end = lost(self.name.name)
         elif isinstance(end, ConflictError):
-            # By the name that its caller has for it.
+            # Name the request as its caller does.
             end = conflict(self.name.name)
         if self.end is None:
             self.end = end
             self._left(self)
             if self._prepared and isinstance(end, Reply):
-                # Where the reply's states are. What else it means is for the caller to read.
+                # Reading notes where the reply's states are. Its caller reads the rest.
                 with contextlib.suppress(LeanQError):
                     self._prepared.read(end)
             callbacks, self._callbacks = self._callbacks, []
@@ -147,19 +147,19 @@ class Pending:
         self.acknowledged()
 
     def add(self, callback: Callable[[End], None]) -> None:
-        """Has it called with the end, in the moment in which the end comes; now where it has."""
+        """Calls it with the end as soon as the request ends; at once if it has ended."""
         if self.end is None:
             self._callbacks.append(callback)
         else:
             callback(self.end)
 
     def discard(self, callback: Callable[[End], None]) -> None:
-        """Has it called no more."""
+        """No longer calls it."""
         if callback in self._callbacks:
             self._callbacks.remove(callback)
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until it has ended, for up to so many seconds."""
+        """Waits until it has ended, for up to so many seconds."""
         if self.end is not None:
             return
         woken = asyncio.get_running_loop().create_future()
@@ -177,7 +177,7 @@ class Pending:
             self.discard(wake)
 
     def result(self) -> Reply:
-        """The reply of a request that has ended; raises the LeanQError that it ended with."""
+        """Returns the reply; raises the LeanQError that the request ended with."""
         assert self.end is not None
         if isinstance(self.end, LeanQError):
             raise self.end
@@ -185,5 +185,5 @@ class Pending:
 
 
 def lost(name: str) -> LostError:
-    """The error of a request that is not known, by the name that its caller has for it."""
+    """Returns the error of an unknown request, under its caller's name for it."""
     return LostError(f"the request {name!r} is not known: it never was, or its reply has gone")

@@ -31,7 +31,7 @@ from leanq.errors import (
 
 log = logging.getLogger("leanq.gateway")
 
-# The first that fits.
+# The first type that fits counts.
 _STATUS: tuple[tuple[type[LeanQError], int], ...] = (
     (QueueFullError, 429),
     (LostError, 404),
@@ -45,15 +45,15 @@ _STATUS: tuple[tuple[type[LeanQError], int], ...] = (
     (RequestError, 422),
 )
 _RETRY_AFTER_S = 5.0
-# What is said may repeat what the caller has sent, which may be anything.
+# The detail may repeat the caller's input, which may be anything.
 _LONGEST_WORDS = 1000
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """The problem of an error, in values that JSON has.
+    """Returns the problem of an error, in values that JSON has.
 
-    ``type`` is ``urn:leanq:`` and the error's name for errors of leanq's; what is malformed has a
-    list ``errors``, each with the place ``loc`` and ``msg``.
+    ``type`` is ``urn:leanq:`` and the error's name for leanq's own errors. Malformed input has a
+    list ``errors``, each with its place ``loc`` and ``msg``.
     """
     if isinstance(error, LeanQError):
         name = type(error).__name__.removesuffix("Error")
@@ -61,16 +61,16 @@ def problem_of(error: Exception) -> dict[str, Any]:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         detail = str(error)
         if isinstance(error, NotPermittedError):
-            # The operator's to mend, and no trouble that passes.
+            # The operator has to fix this; it does not pass by itself.
             log.error("%s", error)
             status, detail = 500, f"the gateway may not do that at its queue: {error.right}"
         elif isinstance(error, UnavailableError):
-            # Where the server is, and who the gateway is there, is not the caller's business.
+            # Callers need not know the server's address or the gateway's user.
             log.warning("%s", error)
             detail = "the gateway cannot reach its queue; its log says why"
         return _problem(status, detail, type=f"urn:leanq:{words.replace(' ', '-')}", title=words)
     if isinstance(error, RequestValidationError):
-        # Without the input, which may be anything.
+        # Leave out the input, which may be anything.
         errors = [
             {"loc": each["loc"], "msg": each["msg"][:_LONGEST_WORDS]} for each in error.errors()
         ]
@@ -82,7 +82,7 @@ def problem_of(error: Exception) -> dict[str, Any]:
 
 
 def response_of(error: Exception) -> Response:
-    """The answer to a request that ended with an error."""
+    """Returns the answer to a request that ended with an error."""
     problem = problem_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, QueueFullError):

@@ -1,6 +1,6 @@
-"""The latest requests of one gateway, with their texts, for people to look at.
+"""Keeps the latest requests of one gateway with their texts, for people to look at.
 
-The queue keeps a request's text only until the request has ended; its reply says nothing of it.
+The queue keeps a request's text only until the request has ended, and replies do not hold it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from leanq.queue.requests import Reply
 from leanq.queue.results import Submission
 
 _MOST_BYTES = 32 << 20
-# What one costs beside its text, so that small ones are bounded, too.
+# The cost of a request beside its text, so that small ones are bounded too.
 _EACH_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a request has ended; its reply, which may be large, is not kept here."""
+    """How a request has ended, without its reply, which may be large."""
 
     verdict: str
     queued_s: float
@@ -35,9 +35,9 @@ class RecentRequest:
     """A request that came through this gateway.
 
     Attributes:
-        name: as its tenant knows it.
-        pending: by which its end is waited for, as long as it has not ended.
-        ended: how it did; None where it has not, or with an error.
+        name: its name for its tenant.
+        pending: the wait for its end; None once it has ended.
+        ended: how it ended; None before, or if it ended with an error.
         at_s: when it came, in seconds since 1970.
     """
 
@@ -50,11 +50,11 @@ class RecentRequest:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of the memory, roughly."""
+        """Roughly the memory that it takes."""
         return _EACH_BYTES + len(self.submission.body)
 
     def has_ended(self, end: End) -> None:
-        """Keeps of an end what is shown in lists."""
+        """Keeps the parts of its end that lists show."""
         self.pending = None
         if isinstance(end, Reply):
             times = end.queued_s, end.cpu_s, end.wall_s
@@ -62,15 +62,15 @@ class RecentRequest:
 
 
 class RecentRequests:
-    """The latest requests, in a bounded part of the memory: some thousands of small ones."""
+    """The latest requests, in bounded memory: some thousands of small ones."""
 
     def __init__(self) -> None:
-        # The oldest first.
+        # Oldest first.
         self._kept: OrderedDict[tuple[str, str], RecentRequest] = OrderedDict()
         self._bytes = 0
 
     def add(self, tenant: str, submission: Submission, pending: Pending) -> None:
-        """Keeps one, and forgets the oldest where they are too many."""
+        """Keeps a request; forgets the oldest ones if they are too many."""
         key = tenant, pending.name.name
         kept = RecentRequest(*key, submission, pending)
         if kept.size_bytes > _MOST_BYTES:
@@ -85,9 +85,9 @@ class RecentRequests:
             self._bytes -= oldest.size_bytes
 
     def find(self, tenant: str, name: str) -> RecentRequest | None:
-        """One of them, if it is still kept."""
+        """Returns a request, if it is still kept."""
         return self._kept.get((tenant, name))
 
     def all(self, tenant: str | None = None) -> Iterator[RecentRequest]:
-        """Those of a tenant, or of all, the oldest first."""
+        """Returns the requests of a tenant, or of all tenants, oldest first."""
         return (kept for kept in self._kept.values() if tenant in (None, kept.tenant))

@@ -1,4 +1,4 @@
-"""The gateway on a port, until it is told to end."""
+"""Serves the gateway on a port, until it is told to end."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from leanq.errors import UsageError
 from leanq.gateway.limits import CONNECTION, Connections
 from leanq.queue.metrics import count
 
-# Connections that the kernel holds until they are accepted.
+# The most connections that the kernel holds before they are accepted.
 _BACKLOG = 2048
 # asyncio accepts so many at once, and opens a file for each before any can be refused. Between two
-# such turns the requests of others go on.
+# such turns other requests go on.
 _ACCEPTED_AT_ONCE = 8
-# From a connection's beginning, or the first byte of a further request, to the end of its headers;
-# and from there to the end of the answer, if the request has no key.
+# The deadline for headers, from a connection's beginning or a further request's first byte. If the
+# request has no key, it is also the deadline for the answer, from the end of the headers.
 _HEAD_S = 20.0
-# The body of a request with a key: so long, and a second more for so many bytes.
+# The body of a request with a key gets this time, and a second more for so many bytes.
 _BODY_S = 20.0
 _BODY_BYTES_PER_S = 65_536
-# A body may have so many chunks, and one more for so many bytes.
+# A body may have so many chunks, and one more for every so many bytes.
 _TINY_CHUNKS, _TINY_CHUNK_BYTES = 1000, 32
-# For answers to those whose requests are given up.
+# Time to answer those whose requests are given up.
 _LAST_WORDS_S = 2.0
 
 
 class _Connection(h11.Connection):
-    """h11's connection, which refuses a body in tiny chunks: each costs some 30 µs of the loop."""
+    """h11's connection, but it refuses a body in tiny chunks: each costs the loop some 30 µs."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER)
@@ -56,11 +56,11 @@ class _Connection(h11.Connection):
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol with deadlines, and with a limit on connections.
+    """uvicorn's protocol with deadlines and a limit on connections.
 
-    uvicorn closes a connection on which nothing comes, but not one on which a byte comes now and
-    then, which costs its client nothing. A request with a key may take its time to be answered,
-    and so may the body of a batch.
+    uvicorn closes a silent connection, but not one on which a byte comes now and then, which costs
+    its client nothing. A request with a key may wait long for its answer, and the body of a batch
+    may come slowly.
     """
 
     def __init__(self, connections: Connections, **how: Any) -> None:
@@ -93,13 +93,14 @@ class _Protocol(H11Protocol):
         self._forget()
         self._all.waits(self)
         super().on_response_complete()
-        # A request that came along with this one may have begun.
+        # A pipelined request may have begun.
         self._watch()
 
     def has_key(self, *, streams: bool) -> None:
         """Notes that the request under way has a key; ``streams``: its body is read as it is used.
 
-        It has the deadline of a body with a key then, and no other connection takes its place.
+        The request then gets the deadline of a body with a key, and its connection does not give
+        way.
         """
         self._all.works(self)
         self._forget()
@@ -149,7 +150,7 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to the command."""
+    """uvicorn's server, but the command handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -157,16 +158,16 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # asyncio takes one number for what the kernel holds and for what it accepts at once.
+        # asyncio uses one number for the kernel's backlog and for the connections accepted at once.
         for each in sockets or ():
             each.listen(_BACKLOG)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes any that is free.
+    """Returns a socket that listens on this address; port 0 takes a free port.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -176,14 +177,14 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {error.strerror or error}; name another "
             "address with --host, or another port with --port"
         ) from None
-    # The kernel asks whether a silent peer is there, and ends the connection where it is not.
+    # The kernel probes silent peers, and ends the connections of those that are gone.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     made.setblocking(False)
     return made
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``, which is an address or ``localhost``."""
+    """Returns True if only this machine reaches ``host``, an address or ``localhost``."""
     if host == "localhost":
         return True
     try:
@@ -196,7 +197,7 @@ class GatewayServer:
     """The application on a socket.
 
     Args:
-        grace_s: how long what is under way may go on once it is told to stop.
+        grace_s: how long requests under way may go on after :meth:`stop`.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, *, grace_s: float) -> None:
@@ -209,7 +210,7 @@ class GatewayServer:
             lifespan="off",
             log_config=None,
             access_log=False,
-            # Its warnings are about what clients send, one for each request.
+            # uvicorn warns about each malformed request.
             log_level="error",
             # No header decides who calls.
             proxy_headers=False,
@@ -220,7 +221,7 @@ class GatewayServer:
         self._server = _Server(config)
 
     async def run(self) -> None:
-        """Serves until it is told to stop, and what is under way has ended."""
+        """Serves until it is told to stop and the requests under way have ended."""
         watching = asyncio.create_task(self._app.state.readiness.watch())
         try:
             await self._server.serve(sockets=[self._listener])
@@ -229,8 +230,10 @@ class GatewayServer:
             await asyncio.gather(watching, return_exceptions=True)
 
     def stop(self) -> None:
-        """Takes no more connections, and ends what is under way once the grace is over. The second
-        call waits for nothing."""
+        """Takes no more connections, and ends the requests under way after the grace.
+
+        A second call ends them at once.
+        """
         self._app.state.readiness.ending = True
         self._app.state.stopping.set()
         asyncio.get_running_loop().call_later(self._grace_s, self._app.state.ending.set)

@@ -1,4 +1,4 @@
-"""What a key may know of the fleet."""
+"""The part of the fleet's status that a key may see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FRESH_S = 1.0
 
 
 class Looks:
-    """Looks at the fleet, at most one a second, however many callers ask."""
+    """Looks at the fleet at most once a second, however many callers ask."""
 
     def __init__(self, clusters: Sequence[Settings]) -> None:
         self._clusters = clusters
@@ -23,7 +23,7 @@ class Looks:
         self._seen: tuple[float, list[FleetStats]] | None = None
 
     async def look(self) -> list[FleetStats]:
-        """Each cluster, as it was within the last second; raises UnavailableError."""
+        """Returns each cluster, at most a second old; raises UnavailableError."""
         async with self._looking:
             now_s = time.monotonic()
             if self._seen is None or now_s - self._seen[0] > _FRESH_S:
@@ -32,7 +32,7 @@ class Looks:
 
 
 def environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[dict[str, Any]]:
-    """The environments that a key may use, each cluster's apart."""
+    """Returns the environments that a key may use, for each cluster."""
     return [
         environment
         for seen in clusters

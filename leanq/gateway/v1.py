@@ -1,7 +1,7 @@
-"""leanq's own interface, ``/v1``: the five operations, requests that are fetched later, status.
+"""leanq's own interface, ``/v1``: the five operations, requests fetched later, and status.
 
-A request that brings no name of its own lives as long as its connection: it is withdrawn where the
-client goes away. One with a name, and one that is not waited for, runs on and can be fetched.
+A request without a name of its own lives as long as its connection: if the client goes away, it is
+withdrawn. A request with a name, or one that nobody waits for, runs on and can be fetched later.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ operations = APIRouter(route_class=_V1Route)
 def make_v1(
     lean: GatewayClient, access: Access, ending: Ending, tenants: campaigns.TenantCampaigns | None
 ) -> ASGIApp:
-    """The interface as an application for what is below ``/v1``."""
+    """Returns the application for the paths below ``/v1``."""
     app = new_interface(lean, access, ending, openapi_url="/openapi.json")
     app.state.looks = Looks(lean.clusters)
     app.state.campaigns = tenants
@@ -100,14 +100,15 @@ async def verify(
 
 @operations.post("/step", responses=_ENDS, summary="A tactic, tried on a state")
 async def step(body: models.Step, request: Request, key: Submitter, wait: Wait = None) -> Response:
-    """The next state with its goals; `accepted` where nothing is left to prove."""
+    """The next state with its goals; `accepted` if nothing is left to prove."""
     return await _submitted(body, request, key, wait)
 
 
 @router.get("/requests/{request_id}", responses=_ENDS, summary="What became of a request")
 async def fetch(request_id: str, request: Request, key: Submitter, wait: Wait = 0.0) -> Response:
     """Replies are kept for `LEANQ_REPLY_TTL_S`, and any gateway of the queue knows them. Without
-    `wait` the answer is what holds at this moment."""
+    `wait` the answer tells the present state.
+    """
     lean = lean_of(request)
     if wait:
         return await _answer(request, key, lean.find(key.tenant, request_id), wait)
@@ -117,7 +118,7 @@ async def fetch(request_id: str, request: Request, key: Submitter, wait: Wait = 
 
 @router.delete("/requests/{request_id}", responses=_ENDS, summary="Withdraw a request")
 async def withdraw(request_id: str, request: Request, key: Submitter) -> Response:
-    """Its end: `cancelled`, or what was faster."""
+    """Its end: `cancelled`, or its reply if that came first."""
     lean = lean_of(request)
     reply = await while_connected(request, lean.withdraw(key.tenant, request_id))
     return _result(request, key, reply, request_id)
@@ -132,7 +133,7 @@ async def withdraw(request_id: str, request: Request, key: Submitter) -> Respons
 async def export(
     state: str, request: Request, key: Submitter, environment: str | None = None
 ) -> Response:
-    """They can be imported by other tenants, and at other queues."""
+    """Other tenants and other queues can import the bytes."""
     lean, access = lean_of(request), access_of(request)
     access.admit(key, 1, lean)
     known = access.state(key, state)
@@ -154,7 +155,7 @@ async def export(
     summary="A state from bytes that were exported",
 )
 async def import_(request: Request, key: Submitter, environment: str | None = None) -> Response:
-    """The state is known afterwards."""
+    """Makes the state known here."""
     lean, access = lean_of(request), access_of(request)
     access.admit(key, 1, lean)
     exported = await request.body()
@@ -181,9 +182,10 @@ async def import_(request: Request, key: Submitter, environment: str | None = No
     summary="Any number of requests, with results as they end",
 )
 async def batch(request: Request, key: Submitter) -> Response:
-    """Lines of JSON, or server-sent events where `Accept` asks for them: each has the `index` of
-    its request, its `id`, and a `result` or a `problem`. Requests are read while results are sent,
-    and are withdrawn where the client goes away."""
+    """Lines of JSON, or server-sent events if `Accept` asks for them. Each has the `index` of its
+    request, its `id`, and a `result` or a `problem`. The gateway reads requests while it sends
+    results, and withdraws them if the client goes away.
+    """
     events = "text/event-stream" in request.headers.get("accept", "")
     ending: Ending = request.app.state.ending
     return BatchResponse(lean_of(request), access_of(request), key, events=events, ending=ending)
@@ -191,7 +193,7 @@ async def batch(request: Request, key: Submitter) -> Response:
 
 @router.get("/status", responses={200: {"model": models.Status}, **_PROBLEMS})
 async def status(request: Request, key: Watcher) -> Response:
-    """The environments that the key may use, as they are at this moment."""
+    """The environments that the key may use, at this moment."""
     looks: Looks = request.app.state.looks
     return _json(
         {
@@ -213,7 +215,7 @@ async def _submitted(body: models.Body, request: Request, key: Key, wait: float 
 async def _answer(
     request: Request, key: Key, pending: Pending, wait: float | None, *, withdraw: bool = False
 ) -> Response:
-    """The end of a request, or that there is none after ``wait`` seconds."""
+    """Returns the end of a request, or says that it has none after ``wait`` seconds."""
     lean, name = lean_of(request), pending.name.name
     if wait is None:
         reply = await while_connected(request, lean.reply(pending, withdraw=withdraw))
@@ -235,7 +237,7 @@ def _result(request: Request, key: Key, reply: Reply, name: str) -> Response:
 
 
 async def _known(pending: Pending, wait: float) -> None:
-    """Until the queue has the request, and then for its end for up to ``wait`` seconds."""
+    """Waits for the queue to take the request, and then up to ``wait`` seconds for its end."""
     await pending.known()
     await pending.wait(wait)
 

@@ -1,4 +1,4 @@
-"""What leanq's own interface takes and gives, for pydantic and for its description."""
+"""The bodies and results of leanq's own interface, for Pydantic and for its description."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from leanq.queue.requests import Infotree, Reason, Reply, Verdict, check_reply_t
 
 THEOREM = "theorem t (p : Prop) (h : p) : p := "
 
-# What bodies hold is bounded by number, too, and the first fault in a list is the only one that is
-# told: a few bytes each, millions of them fit into a body.
+# The number of items in a body is bounded too, and only the first fault in a list is reported.
+# Otherwise a body holds millions of faults, each a few bytes.
 _Names = Annotated[list[str], FailFast(), Field(max_length=10_000)]
 _LONGEST_LABEL = 1000
 
@@ -24,7 +24,7 @@ def _example(**fields: Any) -> ConfigDict:
 
 
 class Options(BaseModel):
-    """How a request is queued and carried out; each may be left out."""
+    """How a request is queued and run; each field may be left out."""
 
     environment: Annotated[
         str | None, Field(description="by name; the first that the key allows unless given")
@@ -32,7 +32,7 @@ class Options(BaseModel):
     timeout_s: Annotated[float, Field(description="budget of CPU time")] = 60.0
     memory_mb: Annotated[int, Field(description="budget of resident memory, in MiB")] = 4096
     scratch_mb: Annotated[int, Field(description="budget of scratch disk, in MiB")] = 256
-    # A list as a default would be copied for each request, the long way.
+    # Pydantic would deep-copy a default list for each request.
     allow_axioms: _Names = Field(
         default_factory=list, description="axioms allowed beside the environment's own"
     )
@@ -66,7 +66,7 @@ class Check(Options):
 
 
 class Verify(Options):
-    """Whether a candidate proves a target."""
+    """A candidate that has to prove a target."""
 
     code: Annotated[str, Field(description="the candidate: Lean source, its header included")]
     target: Annotated[str | None, Field(description="Lean source whose proofs are sorry")] = None
@@ -116,7 +116,7 @@ BOUNDS = Bounds(
     names=("allow_axioms", "theorems", "holes"),
     is_closed=True,
 )
-"""What any of the bodies and lines may hold."""
+"""The bounds of all bodies and lines."""
 
 
 class Message(BaseModel):
@@ -202,7 +202,7 @@ class EnvironmentStatus(BaseModel):
 
 
 class Status(BaseModel):
-    """What a key may know of the fleet."""
+    """The part of the fleet that a key may see."""
 
     environments: list[EnvironmentStatus]
     tenant: str
@@ -219,7 +219,7 @@ class Problem(BaseModel):
 
 
 def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
-    """A reply as a :class:`Result`, in values that JSON has."""
+    """Returns a reply as a :class:`Result`, in values that JSON has."""
     infotree = {} if reply.infotree is None else {"infotree": msgspec.Raw(reply.infotree)}
     return {
         **check_reply_to_json(reply),
