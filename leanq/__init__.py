@@ -1,6 +1,6 @@
 """leanq: Lean 4 on fleets of cheap, preemptible machines.
 
-Here are the clients, what they take and return, and the main errors. Every error is in
+This package holds the clients, their arguments and results, and the main errors. Every error is in
 :mod:`leanq.errors`; rewards, proof search and replay memory are in :mod:`leanq.trainers`; the
 clients of campaigns are in :mod:`leanq.campaigns`.
 """
@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 
 
 def names_of(homes: Mapping[str, str], package: str) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` of a package: it imports a name's module at the first use."""
+    """Returns a package's ``__getattr__``, which imports the module of a name at its first use."""
 
     def find(name: str) -> Any:
         if name not in homes:
@@ -57,7 +57,7 @@ def names_of(homes: Mapping[str, str], package: str) -> Callable[[str], Any]:
     return find
 
 
-# The public names, and the module of each.
+# The public names, each with its module.
 _HOMES = {
     "AsyncLeanQClient": "leanq.client",
     "Check": "leanq.producer.request_builder",

@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C ends it without a traceback, also while it is imported."""
+    """Runs the command line; Ctrl-C ends it without a traceback, even during imports."""
     try:
         from leanq.cli import main as run
 
@@ -16,7 +16,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except RuntimeError as error:
-        # Python 3.11 makes this of what is raised while a class takes its attributes' names.
+        # Python 3.11 wraps exceptions in this while a class names its attributes.
         if isinstance(error.__cause__, KeyboardInterrupt):
             sys.exit(_INTERRUPTED)
         raise

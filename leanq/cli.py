@@ -46,12 +46,12 @@ def main() -> None:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # Lean's text is UTF-8 in any locale, and a file's name can be any bytes.
+        # Lean's text is UTF-8 in any locale, and file names can be any bytes.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = cli.main(prog_name="leanq", standalone_mode=False)
-        # The reader of our output may have gone; better here than at the exit.
+        # The reader of our output may have gone; find out here, not at the exit.
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _told(error: OSError) -> str:
-    """Returns what an error of a file says, and what to do."""
+    """Returns the error of a file, and what to do about it."""
     said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{said}; free some room, or name folders on another disk: {_FOLDERS}"
@@ -133,7 +133,7 @@ class _Tree(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # click would end with 1, which here means that Lean said no.
+            # click would exit with 1, which here means that Lean said no.
             return EXIT_READER_GONE
 
 
@@ -142,6 +142,6 @@ class _Tree(click.Group):
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Lean 4 at the scale of reinforcement learning: a Redis-backed queue of Lean checks."""
-    # As https://no-color.org has it; without it, only terminals get colour.
+    # See https://no-color.org; without the variable, only terminals get colour.
     if os.environ.get("NO_COLOR"):
         context.color = False

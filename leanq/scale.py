@@ -1,4 +1,4 @@
-"""How many workers a fleet needs: ``decide(stats, settings)``, a pure function."""
+"""Decides how many workers a fleet needs: ``decide(stats, settings)``, a pure function."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Literal
 from leanq.errors import UsageError
 
 LONG_S = 600.0
-"""For how long samples are kept."""
+"""How long samples are kept."""
 LEARNED_REQUESTS = 20
-"""After so many, what they took is believed."""
+"""After so many requests, their measured work counts."""
 
 DecisionReason = Literal[
-    "stale",  # statistics are too old to act on: held
+    "stale",  # the statistics are too old to act on: held
     "cold",  # too little is known to take workers away: held
-    "backlog",  # more, or what waits misses its deadline
-    "load",  # more, for what arrives
-    "starting",  # more is needed, and about to start: held
+    "backlog",  # more, or the backlog misses its deadline
+    "load",  # more, for the arrivals
+    "starting",  # more workers are needed, and about to start: held
     "enough",  # held
     "settling",  # fewer would do, but not for long enough yet: held
     "busy",  # fewer would do, but none is idle: held
@@ -34,20 +34,20 @@ DecisionReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ScaleSettings:
-    """What an operator sets for an environment. Whole numbers of workers; seconds.
+    """An operator's settings for an environment. Whole numbers of workers; seconds.
 
     Attributes:
-        slots: of a worker, while none is there to be asked.
+        slots: of a worker, while there is none to ask.
         min_workers, max_workers: bounds of the order; the first may be 0.
-        deadline_s: within which a backlog is to be cleared.
-        margin: the part of it that the policy plans with.
-        work_s: per request, believed until requests have finished.
-        start_s: of a worker, from order to ready, believed until some have started.
-        drain_s: what the target gives a worker to end its requests when it has to go.
-        spread: square roots of the load that stand by for the load's own unevenness.
-        scale_down_delay_s: for how long a small excess has to last before workers go; one of more
-            than half the fleet has to last for a start only.
-        stale_s: older statistics are not acted on.
+        deadline_s: the time in which to clear a backlog.
+        margin: the part of the deadline that the policy plans with.
+        work_s: per request, assumed until requests have finished.
+        start_s: of a worker, from order to ready, assumed until some have started.
+        drain_s: the time that the target gives a leaving worker to end its requests.
+        spread: reserve for an uneven load, in square roots of the load.
+        scale_down_delay_s: how long a small excess has to last before workers go. An excess of more
+            than half the fleet has to last only as long as a start.
+        stale_s: the policy ignores older statistics.
     """
 
     slots: int = 1
@@ -77,19 +77,19 @@ class ScaleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What is known of an environment at one moment.
+    """The known facts of an environment at one moment.
 
     Attributes:
-        time_s: of the statistics, by a clock that only the differences are taken of.
-        age_s: how old they are.
-        queued, leased: requests that wait, and that a worker has claimed.
-        oldest_s: for how long the oldest has waited.
+        time_s: of the statistics, by a clock of which only differences count.
+        age_s: the age of the statistics.
+        queued, leased: requests that wait, and requests that a worker has claimed.
+        oldest_s: how long the oldest has waited.
         submitted, finished: requests, ever.
         busy_s: slot seconds of the finished requests, ever.
         ready, ready_slots: workers that claim, and their slots.
-        busy_slots, idle_workers: slots that run something, workers none of whose slots do.
-        starting_s: ages of the workers that are ordered and not ready.
-        started_s: how long those took that became ready since the last decision.
+        busy_slots, idle_workers: slots that run something, and workers that run nothing.
+        starting_s: ages of the workers that were ordered and are not ready.
+        started_s: start times of the workers that became ready since the last decision.
         order: the number of workers wanted so far.
     """
 
@@ -112,7 +112,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One decision's statistics, as later ones need them."""
+    """The statistics of one decision, as later ones need them."""
 
     time_s: float
     submitted: int
@@ -120,19 +120,19 @@ class Sample:
     busy_s: float
     busy_slots: int
     ready: int
-    worked_s: float  # slot seconds since the first sample, those of unfinished requests included
-    unfinished_s: float  # the part of them that no finished request has accounted for
+    worked_s: float  # slot seconds since the first sample, also of unfinished requests
+    unfinished_s: float  # the part of worked_s that no finished request accounts for
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a decision leaves to the next. The empty one is that of a scaler that has just begun.
+    """The facts that one decision leaves to the next. A new scaler's memory is empty.
 
     Attributes:
-        samples: of the past ten minutes, the last decision's at the end.
+        samples: of the past ten minutes, oldest first.
         starts_s: how long the latest workers took to become ready.
         work_s: slot seconds per request, once enough have finished.
-        enough: when, and how many workers would have done.
+        enough: when, and how many workers would have sufficed.
     """
 
     samples: tuple[Sample, ...] = ()
@@ -142,18 +142,18 @@ class Memory:
 
     @property
     def known_s(self) -> float:
-        """For how long there have been samples."""
+        """The time between the first sample and the last."""
         return self.samples[-1].time_s - self.samples[0].time_s if self.samples else 0.0
 
     def since(self, seconds: float) -> Sample:
-        """The oldest sample of the past ``seconds``."""
+        """Returns the oldest sample of the past ``seconds``."""
         least = self.samples[-1].time_s - seconds
         return next(sample for sample in self.samples if sample.time_s >= least)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many workers, and why: a word, a sentence, and every term by its name."""
+    """The number of workers, and why: a word, a sentence, and every term by its name."""
 
     target: int
     reason: DecisionReason
@@ -167,11 +167,11 @@ _GAP_S = 60.0
 
 
 def learned(stats: Stats, memory: Memory) -> Memory:
-    """The memory with these statistics in it."""
+    """Returns the memory with these statistics added."""
     samples, enough = memory.samples, memory.enough
     last = samples[-1] if samples else None
-    # A failover may have forgotten the last writes, and another server has another clock;
-    # differences across that would mean nothing.
+    # Start afresh if a failover lost the last writes, or another server has another clock:
+    # differences across that mean nothing.
     if last and (
         stats.time_s <= last.time_s
         or stats.submitted < last.submitted
@@ -181,15 +181,15 @@ def learned(stats: Stats, memory: Memory) -> Memory:
         last, samples, enough = None, (), ()
     worked_s = unfinished_s = 0.0
     if last:
-        # What finished is known exactly, but late: a fleet that runs long requests would look idle
-        # until the first of them ends. So slots that are busy now and were before count as well,
-        # except after a long gap: a server that was gone had its workers wait.
+        # Finished work is known exactly, but late: a fleet with long requests would look idle until
+        # the first one ends. So slots that are busy now and were before count as well. They do not
+        # count after a long gap, since workers wait while their server is gone.
         span_s = stats.time_s - last.time_s
         seen_s = min(last.busy_slots, stats.busy_slots) * span_s if span_s <= _GAP_S else 0.0
         finished_s = stats.busy_s - last.busy_s
         step_s = max(seen_s, finished_s - last.unfinished_s)
         worked_s = last.worked_s + step_s
-        # What vanished workers had begun never finishes, and is not to add up.
+        # The begun work of vanished workers never finishes, and must not add up.
         most_s = stats.busy_slots * LONG_S
         unfinished_s = min(max(0.0, last.unfinished_s + step_s - finished_s), most_s)
     now = Sample(
@@ -212,16 +212,16 @@ def learned(stats: Stats, memory: Memory) -> Memory:
 
 
 _SHORT_S = 120.0
-_RATE_WINDOWS = 8  # the arrival rate is the median of so many steps between decisions
+_RATE_WINDOWS = 8  # the arrival rate is the median over so many steps between decisions
 _RATE_WINDOWS_LEAST = 4
-# What is believed of the work before anything finished weighs as much as so many requests.
+# The assumed work per request weighs as much as so many finished requests.
 _PRIOR_REQUESTS = 4.0
 _STARTS_LEAST = 20
 _SOON_S = 15.0
 _MOST_STEP_DOWN = 0.5
-# Less than that many of the workers too much is noise, and costs less than to order them again.
+# A smaller excess is noise, and costs less than ordering the workers again.
 _LEAST_EXCESS = 0.03
-# Workers whose requests end in a third of the time to drain lose next to nothing when told to go.
+# Workers whose requests take less than a third of the drain time lose next to nothing on leaving.
 _DRAINS = 1 / 3
 
 
@@ -261,8 +261,8 @@ def _terms(stats: Stats, settings: ScaleSettings, memory: Memory) -> _Terms:
     load = rate * work_s
     start_s, slow_start_s = _start(settings, memory.starts_s)
     per = stats.ready_slots / stats.ready if stats.ready_slots else float(settings.slots)
-    # The floor keeps the last part apart from a start: what a new worker will do until the deadline
-    # is then never less than what it was ordered for, and so nothing is ordered twice.
+    # The floor keeps the deadline apart from a start. So a new worker's part until the deadline is
+    # never less than what it was ordered for, and nothing is ordered twice.
     remaining_s = max(
         settings.margin * settings.deadline_s - stats.oldest_s,
         settings.deadline_s / 3 + slow_start_s,
@@ -270,8 +270,8 @@ def _terms(stats: Stats, settings: ScaleSettings, memory: Memory) -> _Terms:
     ready = min(stats.ready_slots, stats.order * per)
     unseen = max(0, stats.order - stats.ready - len(stats.starting_s))
     ages = (*stats.starting_s, *(0.0 for _ in range(unseen)))
-    # One that is overdue is expected soon rather than never, or a provider that is out of stock
-    # would be sent order upon order, and fill them all at once.
+    # Expect an overdue worker soon, not never. Otherwise a provider that is out of stock gets order
+    # upon order, and fills them all at once.
     started = sum(per * max(0.0, remaining_s - max(start_s - age, _SOON_S)) for age in ages)
     backlog = (stats.queued + max(0, stats.leased - stats.busy_slots)) * careful_work_s
     return _Terms(
@@ -291,10 +291,10 @@ def _terms(stats: Stats, settings: ScaleSettings, memory: Memory) -> _Terms:
 
 
 def _work(stats: Stats, settings: ScaleSettings, memory: Memory) -> tuple[float, float]:
-    """Slot seconds per request, and so many less as few requests may have misled about.
+    """Returns slot seconds per request, and the same with a discount for little evidence.
 
-    Orders are given on the second: what little evidence overstates is paid for, what it understates
-    is ordered some ticks later.
+    Orders follow the second. If the evidence overstates the work, that saves money; if it
+    understates the work, the order comes some ticks later.
     """
     believed_s = memory.work_s or settings.work_s
     if memory.work_s is None and stats.finished >= LEARNED_REQUESTS:
@@ -313,7 +313,7 @@ def _work(stats: Stats, settings: ScaleSettings, memory: Memory) -> tuple[float,
 
 
 def _rate(samples: Sequence[Sample]) -> float:
-    """Arrivals per second: a median, so that a burst is a backlog and not a load."""
+    """Returns arrivals per second: a median, so that a burst is a backlog and not a load."""
     latest = samples[-_RATE_WINDOWS - 1 :]
     if len(latest) <= _RATE_WINDOWS_LEAST:
         return 0.0
@@ -324,17 +324,17 @@ def _rate(samples: Sequence[Sample]) -> float:
 
 
 def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, float]:
-    """Seconds from order to ready: of the middle worker, and of the slowest tenth's first."""
+    """Returns the seconds from order to ready: the median, and the fastest of the slowest tenth."""
     if len(starts_s) < _STARTS_LEAST:
         return settings.start_s, 2 * settings.start_s
     ranked = sorted(starts_s)
-    # Machines that were out of stock say nothing about how long a start takes.
+    # The wait for machines that were out of stock does not tell how long a start takes.
     most_s = settings.deadline_s / 3
     return min(statistics.median(ranked), most_s), min(ranked[len(ranked) * 9 // 10], most_s)
 
 
 def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
-    """What the policy wants, without the settings' bounds; the memory has these statistics."""
+    """Returns the policy's wish, without the settings' bounds; the memory has these statistics."""
     terms = _terms(stats, settings, memory)
     requests = stats.queued + stats.leased
     base = terms.workers(terms.base_slots)
@@ -351,14 +351,14 @@ def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decisi
         wanted = max(wanted, terms.workers(slots))
     if requests and not wanted:
         wanted = 1
-    # The spread is also what the load may move by before an order follows it.
+    # The load may move within the spread before an order follows it.
     if terms.load_slots > stats.order * terms.slots_per_worker and base > wanted:
         wanted, reason = base, "load"
     if wanted > stats.order:
         text = f"{seen}: {wanted - stats.order} more for the {reason}"
         return Decision(wanted, reason, text, terms.flat(), _noted(stats, settings, memory, wanted))
-    # Workers are given back only when what waits would be gone without them before others could
-    # take their place.
+    # Give workers back only if the backlog would be gone without them before others could take
+    # their place.
     enough = terms.workers(terms.load_slots + terms.backlog_slot_s / terms.start_s)
     enough = max(base, enough, min(requests, 1))
     memory = _noted(stats, settings, memory, enough)
@@ -375,12 +375,12 @@ def _noted(stats: Stats, settings: ScaleSettings, memory: Memory, enough: int) -
 def _fewer(
     stats: Stats, settings: ScaleSettings, terms: _Terms, memory: Memory
 ) -> tuple[int, DecisionReason, str]:
-    """The order or less, with the reason and its part of the sentence."""
+    """Returns the order or less, with the reason and its part of the sentence."""
     order = stats.order
     lasting = max(count for _, count in memory.enough)
     lately = max(c for at, c in memory.enough if at > stats.time_s - terms.start_s)
-    # A fleet of which not half is needed goes sooner, down to one: none at all costs the next
-    # request a start.
+    # If less than half of a fleet is needed, it shrinks sooner, but keeps one worker: with none,
+    # the next request waits for a start.
     goal, known_s = lasting, settings.scale_down_delay_s
     if lately <= order / 2:
         goal, known_s = min(lasting, max(lately, 1)), min(_SHORT_S, settings.scale_down_delay_s)
@@ -417,9 +417,9 @@ __all__ = [
 
 
 def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) -> Decision:
-    """The number of workers that the environment should have.
+    """Returns the number of workers that the environment should have.
 
-    Statistics that are too old change nothing, the memory included. Otherwise the target lies
+    Statistics that are too old change nothing, not even the memory. Otherwise the target lies
     within the settings' bounds, whatever the order was.
     """
     memory = memory or Memory()

@@ -1,18 +1,18 @@
-"""Where states and their snapshots are kept: in Redis, or in this process alone.
+"""Keeps states and their snapshots: in Redis, or in this process alone.
 
-A **state** is an open goal, and its id 64 hex digits. What is kept of it is its recipe, as a
-*record*: ``R`` and a payload for a root, ``S``, the 32 bytes of the parent's id and a payload for
-what a tactic made of its parent. A search tree costs its edges, about 130 bytes each in Redis.
+A **state** is an open goal with an id of 64 hex digits. It is kept as a *record* of its recipe. A
+root's record is ``R`` and a payload. For a tactic's result, the record is ``S``, the 32 bytes of
+the parent's id, and a payload. A search tree costs about 130 bytes for each edge in Redis.
 
-Records carry no time-to-live, since losing one would lose all states behind it and an eviction
-policy may take what has one. They are collected when they were not used for
-``Settings.state_ttl_s``. Recalling a state uses its ancestors too, and keeping it uses its parent,
-so that no parent goes before its children.
+Records carry no time-to-live. An eviction policy may take keys that have one, and losing a record
+loses all states behind it. They are collected when they were not used for ``Settings.state_ttl_s``.
+Recalling a state uses its ancestors too, and keeping it uses its parent, so no parent goes before
+its children.
 
 A **snapshot** only saves time. It may be evicted, expire or be dropped at any moment, and is found
 whole or not at all. It travels as chunks under the hash of their content, and is entered into
-``:snaps`` before they come. What these accounts say is what counts against the budget; what the
-server evicted meanwhile is taken out of them whenever room is made.
+``:snaps`` before they come. The budget counts the entries of ``:snaps``. Making room removes the
+entries of snapshots that the server evicted.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from leanq.errors import QueueFullError
 from leanq.queue.shard import Shard
 
 CHUNK_BYTES = 4 << 20
-"""The largest chunk of a snapshot: far below any server's limit, and soon over the wire."""
+"""The largest chunk of a snapshot: far below any server's limit, and quick to send."""
 
 MOST_DEPTH = 10_000
-"""The most records from a state to its root. No proof has as many; what has is damaged."""
+"""The most records from a state to its root. No proof has as many, so more mean damage."""
 
 BUCKETS = 4096
 _HOUR_S = 3600
-# Per call of a script, none of which may keep the server from others for long.
+# Items per call of a script: a longer call would keep the server from others.
 _KEPT_AT_ONCE = 1000
 LOOKED_AT_AT_ONCE = 256
 # Making room looks at every snapshot.
 _MOST_SNAPSHOTS = 4096
-# How long a snapshot may be in the making before another worker may make it.
+# How long one worker may make a snapshot before another may.
 _MAKING_MS = 120_000
-# How long its chunks may be on their way before others may take its place.
+# How long a snapshot's chunks may be on their way before others may take its place.
 _COMING_MS = 600_000
 
 
@@ -64,52 +64,52 @@ class Packed:
 
 
 class States(Protocol):
-    """Where states and snapshots are kept.
+    """A place for states and snapshots.
 
-    ``counts`` counts snapshots that were ``found``, ``missing``, ``damaged`` and ``refused``, and
-    under ``broken`` the states whose records lead to no root.
+    ``counts`` counts snapshots as ``found``, ``missing``, ``damaged`` and ``refused``. Under
+    ``broken`` it counts states whose records lead to no root.
     """
 
     counts: Counter[str]
 
     @property
     def most_snapshot_bytes(self) -> int:
-        """The largest snapshot that has a chance to be kept, packed; 0 where none are."""
+        """The largest packed snapshot that may be kept; 0 if none are kept."""
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
-        """Stores records by the ids of their states, which may be there already.
+        """Stores records by the ids of their states. Some may be there already.
 
         Raises:
-            QueueFullError: the server is out of memory. Some may have been kept.
+            QueueFullError: the server is out of memory. Some records may have been kept.
         """
 
     async def recall(self, state: str) -> list[bytes] | None:
-        """The state's record, its parent's, and so on up to the root; None if any is unknown."""
+        """Returns the records from the state up to its root; None if any is unknown."""
 
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
-        """Whether the snapshot can now be found, be it this one or one that was there before.
+        """Keeps a snapshot; returns True if it can now be found, or an earlier one of its key can.
 
-        False where it does not fit, the memory is full, or another worker is just bringing it.
+        Returns False if it does not fit, the memory is full, or another worker is just bringing it.
         """
 
     async def find_snapshot(self, key: str) -> Packed | None:
-        """The snapshot, its chunks compared with their hashes; what is damaged is dropped."""
+        """Returns a snapshot after comparing its chunks with their hashes; drops a damaged one."""
 
     async def begin_snapshot(self, key: str) -> bool:
-        """Returns whether the caller should make a snapshot; False while another is about it."""
+        """Returns True if the caller should make a snapshot; False while another worker does."""
 
     async def drop_snapshot(self, key: str) -> None:
-        """Removes a snapshot, which was found to be damaged."""
+        """Removes a snapshot that was found to be damaged."""
 
     async def collect(self) -> int:
-        """Does a small piece of the work of removing unused states; how many were removed.
+        """Does a small piece of the work of removing unused states; returns how many it removed.
 
-        To be called often, by many. A round over everything is followed by an hour's rest.
+        Many callers call it often. A round over everything is followed by an hour's rest.
         """
 
 
 def parent_of(record: bytes) -> bytes | None:
-    """The 32 bytes of the parent's id, None for a root. Raises ValueError where it is neither."""
+    """Returns the 32 bytes of the parent's id, None for a root; raises ValueError if malformed."""
     if record[:1] == b"R":
         return None
     if record[:1] == b"S" and len(record) > 32:
@@ -118,28 +118,28 @@ def parent_of(record: bytes) -> bytes | None:
 
 
 class RedisStates:
-    """States in the shards of a shard, over its connections; see :class:`States`.
+    """Keeps states in Redis shards, over their connections; see :class:`States`.
 
-    Every method raises UnavailableError where a server cannot be reached. All but ``collect`` can
-    simply be called again, and that too.
+    Every method raises UnavailableError if a server cannot be reached, and can then be called
+    again.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.counts: Counter[str] = Counter()
         self._shards = shards
         settings = shards[0].settings
-        # States are used by the hour; the one that has begun is not over.
+        # Use of states counts by the hour; the hour that has begun is not over.
         self._ttl_hours = math.ceil(settings.state_ttl_s / _HOUR_S)
         self._ttl_ms = int(settings.state_ttl_s * 1000)
         self._budget_bytes = (settings.snapshot_mb << 20) // len(shards)
 
     @property
     def most_snapshot_bytes(self) -> int:
-        # One that is larger would drive out most of the others.
+        # A larger snapshot would drive out most of the others.
         return self._budget_bytes // 4
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
-        # Without a record: parents, which are only used.
+        # Parents come without a record, since they are only marked as used.
         entries = {bytes.fromhex(state): record for state, record in records.items()}
         for parent in list(map(parent_of, entries.values())):
             if parent is not None:
@@ -173,12 +173,12 @@ class RedisStates:
         return records
 
     async def beginning_with(self, prefix: str) -> list[str]:
-        """The ids of the states kept here that begin with ``prefix``, of 8 digits at least.
+        """Returns the ids of the states kept here that begin with ``prefix``, of at least 8 digits.
 
-        The first eight digits say in which shard and bucket a state is, so one bucket is read.
+        The first eight digits name a state's shard and bucket, so this reads one bucket.
         """
         shard = self._home_of_state(bytes.fromhex(prefix[:8]))
-        # A bucket has the first three digits; its fields lack the first two.
+        # A bucket's name has the first three digits; its fields lack the first two.
         bucket = f"{shard.keys.tag}:states:{prefix[:3]}"
         fields: Any = await shard.call(lambda c: c.hkeys(bucket))
         ids = (f"{prefix[:2]}{field.hex()}" for field in fields)
@@ -204,7 +204,7 @@ class RedisStates:
         if missing is None:
             return False
         for place in missing:
-            # One at a time, since others wait for the connection.
+            # Send one at a time, since others wait for the connection.
             await _put_chunk(shard, hashes[place - 1], snapshot.chunks[place - 1])
         kept = await shard.run(
             "snapshot_keep",
@@ -253,7 +253,7 @@ class RedisStates:
             max_records=LOOKED_AT_AT_ONCE,
         )
         if answer["ended"]:
-            # Accounts of snapshots that expired, too.
+            # This also drops the entries of snapshots that expired.
             await self._make_room(shard, "", 0, [])
         return int(answer["removed"])
 
@@ -278,17 +278,17 @@ class RedisStates:
         return self._home_of_state(hashlib.blake2b(key.encode(), digest_size=4).digest())
 
 
-# A state's own cost in a MemoryStates, beside its record.
+# The cost of a state in a MemoryStates beside its record.
 _EACH_BYTES = 256
 
 
 class MemoryStates:
-    """States in this process, for one that has no Redis; see :class:`States`.
+    """Keeps states in this process, for one that has no Redis; see :class:`States`.
 
-    It keeps no snapshots, since a caller that comes back to them has them on its disk.
+    It keeps no snapshots, since the caller has them on its own disk.
 
     Args:
-        most_bytes: the most that its records may have; the least recently used give way.
+        most_bytes: the most bytes of records; the least recently used give way.
     """
 
     most_snapshot_bytes = 0
@@ -370,10 +370,10 @@ async def _put_chunk(shard: Shard, digest: str, chunk: bytes) -> None:
 
 
 async def _read_chunk(shard: Shard, digest: str) -> bytes:
-    """Returns the chunk that has this hash.
+    """Returns the chunk with this hash.
 
     Raises:
-        ValueError: it is ``missing`` or ``damaged``.
+        ValueError: the chunk is ``missing`` or ``damaged``.
     """
     name = _chunk(shard, digest)
     chunk: Any = await shard.call(lambda client: client.get(name))

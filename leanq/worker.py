@@ -1,8 +1,8 @@
-"""The worker: a fleet's unit. It has slots, drivers, and a consumer for each shard of the queue.
+"""The worker is a fleet's unit: slots, drivers, and a consumer for each shard of the queue.
 
-Its life: open the drivers, join the fleet, work, drain, leave. A server that cannot be reached is
-waited for, at the start as later, since servers and workers may start together. The program that
-runs a worker turns SIGTERM into :meth:`Worker.stop`.
+It opens its drivers, joins the fleet, works, drains and leaves. It waits for a server that cannot
+be reached, also at the start, since servers and workers may start together. The program that runs a
+worker turns SIGTERM into :meth:`Worker.stop`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
 
-# Of the grace, what is kept for giving work back.
+# The part of the grace that is kept for giving work back.
 _RELEASE_S = 1.5
-# Between two attempts to join a fleet whose server is not there: doubled each time, up to the most.
+# The pause between two attempts to join a fleet without a server: doubled each time, up to the
+# most.
 _REJOIN_LEAST_S, _REJOIN_MOST_S = 0.5, 15.0
-# How often Lean is tried on a machine where it has ceased to work, before its worker ends.
+# How often a worker tries Lean after it has ceased to work here, before the worker ends.
 _TRIALS = 4
 
 
@@ -47,18 +48,18 @@ class Worker:
         consumers: its consumer of each shard.
 
     Args:
-        settings: those of the queue.
+        settings: the queue's settings.
         drivers: one for each environment that it offers.
         slots: requests at a time.
-        grace_s: seconds from :meth:`stop` to the end, unless that says otherwise.
+        grace_s: seconds from :meth:`stop` to the end, unless the call names others.
         shards: its connections to the shards, in order; its own unless given.
         timings: how long it waits for what.
 
     Raises (from :meth:`run`):
         UsageError: living workers serve the queue with another number of shards, or lease.
-        WorkerError: a driver cannot serve here, at the start, or several times in a row. Where
-            Lean ceases to work, the worker claims nothing while it tries Lean after growing
-            pauses, and ends after some thirty seconds.
+        WorkerError: a driver cannot serve here, at the start or several times in a row. If Lean
+            ceases to work, the worker claims nothing and tries Lean after growing pauses. It ends
+            after some thirty seconds.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Worker:
         timings: WorkerTimings | None = None,
     ) -> None:
         timings = timings or WorkerTimings()
-        # Never used again, since what a dead worker held must not be taken for a living one's.
+        # Never reuse an id: the work of a dead worker must not pass for a living one's.
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.joined = asyncio.Event()
         self.drivers: Mapping[str, Driver] = {driver.environment: driver for driver in drivers}
@@ -81,7 +82,7 @@ class Worker:
             slots, self._slot_pool_changed, pause_after_failure_s=timings.pause_after_failure_s
         )
         info = {
-            # In Kubernetes the pod's name, by which the scaler knows whose pod is idle.
+            # In Kubernetes the pod's name, which tells the scaler which pod is idle.
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slots": slots,
@@ -96,7 +97,7 @@ class Worker:
         ]
         self._states = RedisStates(shards)
         self._collect_every_s = settings.lease_s
-        # When to give up what still runs, and the timeout that does so.
+        # When to give up the requests that still run, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
         self._pause_s = timings.pause_after_failure_s
@@ -115,7 +116,7 @@ class Worker:
 
     @property
     def quarantined(self) -> bool:
-        """Returns whether it claims nothing, since Lean has ceased to work on this machine."""
+        """Returns True if it claims nothing because Lean has ceased to work here."""
         return self.slot_pool.breaker.quarantined
 
     async def run(self) -> None:
@@ -126,7 +127,7 @@ class Worker:
             for driver in self.drivers.values():
                 at_end.push_async_callback(driver.close)
                 await driver.open(self._states)
-            # One that is stopped while it joins may be known to some shards.
+            # A worker that is stopped while it joins may be known to some shards.
             at_end.push_async_callback(self._leave)
             if not await self._join():
                 return
@@ -137,7 +138,7 @@ class Worker:
             )
             describing = asyncio.create_task(self._describe())
             at_end.callback(describing.cancel)
-            # The grace ends a call to a silent server as well, and any pause.
+            # The grace also ends a call to a silent server, and any pause.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._stop_at_s) as self._limit:
                     await self._consume()
@@ -146,9 +147,9 @@ class Worker:
             raise self.slot_pool.breaker.fault
 
     async def _join(self) -> bool:
-        """Enters the fleet once its server can be reached; False where it was stopped first.
+        """Enters the fleet once its server can be reached; returns False if it was stopped first.
 
-        Raises LoginError where the server refuses the password.
+        Raises LoginError if the server refuses the password.
         """
         pause_s = _REJOIN_LEAST_S
         while True:
@@ -156,7 +157,7 @@ class Worker:
                 await announce_shape(self._shard)
                 await self._join_all()
             except LoginError:
-                # Waiting does not mend it; whatever restarts the worker does so with its backoff.
+                # Waiting does not mend it; a supervisor restarts the worker with its own backoff.
                 raise
             except UnavailableError as error:
                 wait_s = pause_s * random.uniform(0.5, 1.0)
@@ -172,14 +173,16 @@ class Worker:
 
     async def _join_all(self) -> None:
         joining = (consumer.join() for consumer in self.consumers)
-        # All of them, or what still joins one shard would meet the next attempt, or the end.
+        # Wait for all shards, or a join under way would meet the next attempt or the end.
         for end in await asyncio.gather(*joining, return_exceptions=True):
             if end is not None:
                 raise end
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Drains: claims nothing more, lets requests finish within the grace (seconds), and
-        gives back the rest. A second call may shorten the grace."""
+        """Drains: claims nothing more, and gives back the requests that outlast the grace.
+
+        ``grace_s`` is in seconds. A second call may shorten the grace.
+        """
         grace_s = self._grace_s if grace_s is None else grace_s
         stop_at_s = time.monotonic() + max(0.0, grace_s - _RELEASE_S)
         if self._stop_at_s is None or stop_at_s < self._stop_at_s:
@@ -205,14 +208,14 @@ class Worker:
             await asyncio.gather(collector, recovery, return_exceptions=True)
 
     async def _collect(self) -> None:
-        """Does its share of removing states that are no longer used."""
+        """Does its share of removing unused states."""
         while True:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
             await asyncio.sleep(self._collect_every_s * self.consumers[0].idle_factor)
 
     async def _recover(self) -> None:
-        """Ends each quarantine when Lean works here again, or the worker when it does not."""
+        """Ends each quarantine when Lean works here again; ends the worker if it does not."""
         while True:
             await self._quarantined.wait()
             self._quarantined.clear()
@@ -228,7 +231,7 @@ class Worker:
                 self._slot_pool_changed()
 
     async def _fault_that_stays(self) -> WorkerError | None:
-        """Returns what is wrong with Lean here after several pauses; None as soon as it works."""
+        """Returns Lean's fault if it persists over several pauses; None as soon as Lean works."""
         fault = ToolchainError("Lean does not work here")
         for doubled in range(_TRIALS):
             pause_s = self._pause_s * 2**doubled * random.uniform(0.5, 1.0)
@@ -245,7 +248,7 @@ class Worker:
         return fault
 
     async def _describe(self) -> None:
-        """Says what answers in each environment; the self-tests of judges may take seconds."""
+        """Logs what answers in each environment; the self-tests of judges may take seconds."""
         for name, driver in self.drivers.items():
             log.info("environment %s: %s", name, await driver.describe())
 
