@@ -1,7 +1,7 @@
-"""What one claim costs the server, as a ratio to an empty script in the same run; see README.md.
+"""Measures what one claim costs the server, as a ratio to an empty script; see README.md.
 
-A claim settles as many requests as it claims. Both are called over the same connection, in turns,
-so that whatever else the machine does weighs on both alike.
+A claim settles as many requests as it claims. Both calls go over the same connection, in turns, so
+other work on the machine weighs on both alike.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from servers import server
 
 from leanq.queue.settings import Settings
 
-# Short rounds, so that what else the machine does weighs on both calls of a round alike.
+# Rounds are short, so that other work on the machine weighs on both calls of a round alike.
 _ROUNDS, _CALLS = 100, 25
 _EMPTY = "return 1"
 
 
 class Cost(NamedTuple):
-    """Server CPU time of one call (µs): of an empty script, and of a claim; and their ratio."""
+    """The server's CPU time (µs) for an empty script and for a claim, and their ratio."""
 
     empty_us: float
     claim_us: float
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
 
 async def cost(load: Load) -> Cost:
-    """Medians over rounds of calls by a fleet under ``load``."""
+    """Returns medians over rounds of calls by a fleet under ``load``."""
     with server() as url:
         async with every_shard(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)

@@ -1,7 +1,7 @@
-"""leanq beside other queues, round by round: a table, JSON and a plot; see README.md beside this.
+"""Compares leanq with other queues, round by round: a table, JSON and a plot; see README.md.
 
-Each peer runs in an environment of its own, made from ``peers/NAME.txt``; ``peers/NAME.py`` says
-how it sends an echo, and its docstring which settings it has.
+Each peer runs in an environment of its own, made from ``peers/NAME.txt``. ``peers/NAME.py`` says
+how the peer sends an echo, and its docstring names its settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLAN = Plan()
 
 @dataclass
 class Peer:
-    """A queue, the module of ``peers/`` that speaks to it, and what came of each round."""
+    """A queue, the module of ``peers/`` that speaks to it, and the results of each round."""
 
     name: str
     module: str
@@ -48,12 +48,12 @@ class Peer:
 
     @property
     def installs(self) -> bool:
-        """Whether it has an environment of its own; if not, it runs in ours."""
+        """True if it has an environment of its own; if not, it runs in ours."""
         return self.requirements.exists()
 
     @property
     def version(self) -> str:
-        """As pinned in the first line of its requirements."""
+        """The version that the first line of its requirements pins."""
         if self.installs:
             return self.requirements.read_text().split()[0].partition("==")[2]
         return leanq.__version__ if self.module == "leanq" else redis.__version__
@@ -80,10 +80,10 @@ def peers() -> list[Peer]:
 
 
 def install(requirements: Path, folder: Path) -> str:
-    """Makes an environment, unless it is there already; returns its interpreter.
+    """Makes an environment if there is none; returns its interpreter.
 
     Raises:
-        subprocess.SubprocessError: it cannot be made, or not in time.
+        subprocess.SubprocessError: it cannot be made, or takes too long.
     """
     python, stamp = folder / "bin" / "python", folder / requirements.name
     if not stamp.exists() or stamp.read_text() != requirements.read_text():
@@ -101,7 +101,7 @@ def install(requirements: Path, folder: Path) -> str:
 
 
 def rounds(everyone: Sequence[Peer], count: int, until_s: float) -> Iterator[Peer]:
-    """Every peer once per round, every other round in the opposite order, as time allows."""
+    """Yields every peer once per round, with every other round reversed, as time allows."""
     for number in range(count):
         for peer in everyone if number % 2 == 0 else reversed(everyone):
             if time.monotonic() + peer.plan.limit_s > until_s:

@@ -1,4 +1,4 @@
-"""Repeats the figures of README.md, and says which have moved by more than a quarter."""
+"""Repeats the figures of README.md; names those that have moved by more than a quarter."""
 
 from __future__ import annotations
 

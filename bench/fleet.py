@@ -1,8 +1,8 @@
-"""A fleet and its client in simulation: one process that makes the calls of thousands of workers.
+"""Simulates a fleet and its client: one process makes the calls of thousands of workers.
 
-What a worker's pump and a client's shard_client ask of the server is asked here in turn, through
-the same methods of :class:`queues.Queue`, on the two connections of one queue. So the
-server does all that it would do for so many workers, but for their connections and wake-ups.
+It asks the server for the same things as a worker's pump and a client's shard_client, in turn. It
+calls the same methods of :class:`queues.Queue`, on the two connections of one queue. So the server
+does all its work for so many workers, except for their connections and wake-ups.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from leanq.queue.results import Job, Queued, Settlement, Submission, Times, time
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 
 _FINGERPRINT, _HEADER = "f" * 64, "h" * 32
-# Nothing is to be taken away for having run too long, however slow this machine is.
+# No request may be taken away for running too long, however slow this machine is.
 _LONGEST_RUN_MS = 3_600_000
 
 
 class Look(NamedTuple):
-    """A moment: the server's CPU seconds until then, the bytes that it holds."""
+    """One moment: the server's CPU seconds so far, and the bytes that it holds."""
 
     cpu_s: float
     memory_bytes: int
 
 
 async def look(queue: Queue) -> Look:
-    """The server as it says of itself."""
+    """Returns the server's own figures."""
     info = await queue.ping()
     cpu_s = float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
     return Look(cpu_s, int(info["used_memory"]))
@@ -48,15 +48,15 @@ async def look(queue: Queue) -> Look:
 
 @dataclass(frozen=True)
 class Load:
-    """What a fleet is and has to do.
+    """The size and the work of a fleet.
 
     Attributes:
         batch: requests that the client submits at once.
         each: requests that a worker settles and claims at once.
         held: requests in flight with each worker.
         waiting: requests that wait in line all the time.
-        checks: whether requests are checks of Lean code, whose digests and affinities cost the
-            server something; else echoes.
+        checks: True for checks of Lean code, whose digests and affinities cost the server
+            something; False for echoes.
     """
 
     workers: int = 1
@@ -69,8 +69,11 @@ class Load:
 
 
 class Fleet:
-    """Workers that settle in turn what they claimed first, with the call that claims as much again,
-    and renew their leases when it is time; and the client whose requests these are."""
+    """Simulated workers, and the client of their requests.
+
+    In turn, each worker settles its oldest requests with the call that claims as many again.
+    Workers renew their leases in time.
+    """
 
     def __init__(self, queue: Queue, load: Load, environment: str = "default") -> None:
         self.replies = self.renewals = 0
@@ -85,11 +88,11 @@ class Fleet:
         )
         self._times = Counter[tuple[str, Times]]()
         self._renewals: deque[tuple[float, str]] = deque()
-        # What was settled and not yet read.
+        # Replies that were settled and not yet read.
         self._unread = 0
 
     async def open(self, beside: Sequence[Fleet] = ()) -> None:
-        """All workers join and fill up, so that from now on each turn is like the other.
+        """Lets all workers join and fill up, so that later turns are all alike.
 
         Meanwhile the fleets ``beside`` renew their leases.
         """
@@ -118,7 +121,7 @@ class Fleet:
                 await fleet.renew()
 
     async def turn(self) -> None:
-        """A batch is submitted, as much is claimed, and the replies are read."""
+        """Submits a batch, claims as much, and reads the replies."""
         await self.submit(self._load.batch)
         for _ in range(self._load.batch // self._load.each):
             await self.claim(self._load.each)
@@ -129,7 +132,7 @@ class Fleet:
             self.replies += len(pairs)
 
     async def renew(self) -> None:
-        """The workers renew whose time has come."""
+        """Renews the leases of the workers whose time has come."""
         while self._renewals[0][0] <= time.monotonic():
             _, worker = self._renewals.popleft()
             times, self._times = self._times, Counter()
@@ -140,14 +143,14 @@ class Fleet:
             self.renewals += 1
 
     async def submit(self, count: int) -> None:
-        """The client submits so many requests."""
+        """Submits so many requests from the client."""
         for start in range(0, count, 1000):
             batch = [self._submission() for _ in range(min(1000, count - start))]
             answers = await self._queue.submit(self._client, batch)
             assert answers == [Queued()] * len(batch)
 
     async def claim(self, want: int, *, settle: bool = True) -> None:
-        """The next worker settles its oldest ones and claims as many."""
+        """Lets the next worker settle its oldest requests and claim as many."""
         worker, jobs = self._turns[0]
         self._turns.rotate(-1)
         ends = [self._end(jobs.popleft()) for _ in range(want)] if settle else []

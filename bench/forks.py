@@ -1,8 +1,8 @@
-"""What a fork costs beside a Lean that starts, behind headers of many modules.
+"""Compares the cost of a fork with that of a Lean that starts, behind headers of many modules.
 
-Makes small modules that one header imports, and runs one small theorem behind them: by a Lean that
-starts for it, and by forks of a process that has imported them. No queue takes part. See README.md
-beside this file.
+Makes small modules that one header imports, and runs one small theorem behind them. It runs in a
+Lean that starts for it, and in forks of a process that has imported the modules. No queue takes
+part. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _FIGURES = {
 }
 _THEOREM = "theorem leanq_bench (p : Prop) (h : p) : p := h\n"
 _LIMITS = limits_of(Request("check", code="-", timeout_s=300, wall_s=600, memory_mb=8000))
-# It takes long enough to be looked at.
+# Twenty theorems take long enough to be observed.
 _THEOREMS = "".join(f"theorem leanq_bench{n} (p : Prop) (h : p) : p := h\n" for n in range(20))
 _IMPORT = "import {}\n"
-# Has Lean's own function save a module that declares nothing under many names, each mapped at an
-# address of its own. In a process of its own, as Lean cannot be unloaded.
+# Has Lean's own function save an empty module under many names, each mapped at its own address.
+# Runs in a process of its own, since Lean cannot be unloaded.
 _SAVE_EMPTY = """
 import ctypes, sys
 from leanq.lean.audit.kernel import Kernel
@@ -105,8 +105,7 @@ def main() -> None:
 
 
 def make_modules(environment: Environment, folder: Path, count: int, empty: int) -> None:
-    """Makes so many modules of one definition each, so many that declare nothing, and `Top`, which
-    imports all of them."""
+    """Makes modules of one definition each, empty modules, and `Top`, which imports all of them."""
     names = [f"B{number}" for number in range(count)]
     for name in names:
         text = f"prelude\nimport Core\ndef bench{name} : Nat := Nat.zero\n"
@@ -129,7 +128,7 @@ def make_modules(environment: Environment, folder: Path, count: int, empty: int)
 
 
 async def measure(environment: Environment, header: str, rounds: int, figures: Figures) -> None:
-    """The text by both ways in turn, and then so often that a hundredth check has come."""
+    """Runs the text both ways in turn, and goes on up to a hundredth check."""
     toolchain = environment.toolchain
     command = [*toolchain.command, *environment.options, "-o", "Bench.olean", "--json", "--stdin"]
     arguments = command[len(toolchain.command) :]
@@ -168,7 +167,7 @@ async def measure(environment: Environment, header: str, rounds: int, figures: F
 
 
 async def _most_private_mb(sandbox: Sandbox, checked: Coroutine[None, None, object]) -> float:
-    """The most that a process of the sandbox had for itself while a check ran."""
+    """Returns the most private memory that a process of the sandbox held during a check, in MB."""
     running, most = asyncio.create_task(checked), 0
     while not running.done():
         most = max([most, *map(_private_bytes, descendants(sandbox.supervisor.pid))])
@@ -191,7 +190,7 @@ async def _check(
     header: str,
     text: str = _THEOREM,
 ) -> tuple[Finished, float]:
-    """One run, and how long it took in ms."""
+    """Returns one run and its time in ms."""
     sandbox.clear()
     started_s = time.perf_counter()
     done = await sandbox.run(

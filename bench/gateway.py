@@ -1,8 +1,8 @@
-"""The HTTP gateway beside an empty endpoint of its own and beside a direct client; see README.md.
+"""Compares the HTTP gateway with an empty endpoint and with a direct client; see README.md.
 
-Everything runs on this machine: a server, a worker that answers checks at once and without Lean, a
-gateway, and ``wrk``, which makes the load. Each row has what it is compared
-with in the same run, a moment before and after it. It ends with code 1 where a row misses its aim.
+Everything runs on this machine: a server, a worker that answers checks at once without Lean, a
+gateway, and ``wrk``, which makes the load. Each row is measured between two measurements of what it
+is compared with. The exit code is 1 if a row misses its aim.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Instant(EchoDriver):
 
 @dataclass
 class Row:
-    """One figure beside its aim. ``ratio`` is of ``ours`` and ``other``, both in ``unit``."""
+    """One figure beside its aim. ``ratio`` is ``ours`` to ``other``, both in ``unit``."""
 
     name: str
     unit: str
@@ -80,7 +80,7 @@ class Row:
 
 
 def rate(url: str, seconds: float, *, post: bool) -> float:
-    """Answers a second, of ``_OUTSTANDING`` connections that are kept alive."""
+    """Returns answers per second over ``_OUTSTANDING`` connections that are kept alive."""
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         command = ["wrk", "-t1", f"-c{_OUTSTANDING}", f"-d{seconds:g}s", "--timeout", "30s"]
         if post:
@@ -98,7 +98,7 @@ def rate(url: str, seconds: float, *, post: bool) -> float:
 
 
 async def median_ms(call: Callable[[], Awaitable[Any]], seconds: float) -> float:
-    """The median time of one call after the other, in ms."""
+    """Returns the median time of consecutive calls, in ms."""
     times_ms = []
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
@@ -109,12 +109,11 @@ async def median_ms(call: Callable[[], Awaitable[Any]], seconds: float) -> float
 
 
 def ping_pong_ms(url: str, seconds: float) -> float:
-    """The median of redis-py's LPUSH and BLPOP, there and back, with a peer in a process of its
-    own."""
+    """Returns the median of redis-py's LPUSH and BLPOP round trips to a peer process, in ms."""
     command = [sys.executable, __file__, "--peer", url]
     with subprocess.Popen(command) as peer, redis.Redis.from_url(url) as connection:
         try:
-            # The peer is there once it has answered.
+            # Wait for the peer's first answer.
             connection.lpush("ping", b"x")
             connection.blpop(["pong"], timeout=60)
             times_ms = []
@@ -138,7 +137,7 @@ def answer_pings(url: str) -> None:
 
 @dataclass
 class Pace:
-    """Requests a second, and the CPU time of each in the process that is measured, in µs."""
+    """Requests per second, and the CPU time of each in the measured process, in µs."""
 
     per_s: float
     cpu_us: float
@@ -149,7 +148,7 @@ class Pace:
 
 
 async def direct_pace(redis_url: str, seconds: float) -> Pace:
-    """Of the direct client, which is this process, with as many outstanding."""
+    """Measures the direct client, in this process, with as many requests outstanding."""
     async with AsyncLeanQClient(redis_url) as lean:
         done = 0
         end_s = time.monotonic() + seconds
@@ -168,7 +167,7 @@ async def direct_pace(redis_url: str, seconds: float) -> Pace:
 
 
 async def batch_pace(url: str, pid: int, path: str, seconds: float) -> Pace:
-    """Of the gateway, for requests in batches of ``_BATCH``, two of which are always under way."""
+    """Measures the gateway with batches of ``_BATCH`` requests; two are always under way."""
     if path == "/v1/batch":
         line = json.dumps({"op": "check", "code": _CODE})
         body = "\n".join([line] * _BATCH).encode()
@@ -194,8 +193,10 @@ async def batch_pace(url: str, pid: int, path: str, seconds: float) -> Pace:
 
 
 async def first_result_before_the_last_is_sent(url: str) -> tuple[float, float]:
-    """Of a batch that is sent line by line: when its first result came and its last line was sent,
-    in seconds from its beginning."""
+    """Sends a batch line by line; returns when its first result came and its last line was sent.
+
+    Both are in seconds from its beginning.
+    """
     line = json.dumps({"op": "check", "code": _CODE}).encode() + b"\n"
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -229,7 +230,7 @@ async def first_result_before_the_last_is_sent(url: str) -> tuple[float, float]:
 
 
 async def with_streams(url: str, count: int, measure: Callable[[], float]) -> float:
-    """What ``measure`` says while so many event streams are open, each with a held request."""
+    """Returns ``measure()`` with so many open event streams, each with a held request."""
     body = json.dumps({"op": "check", "code": _HELD}).encode()
     host, _, port = url.removeprefix("http://").partition(":")
     head = (
@@ -244,7 +245,7 @@ async def with_streams(url: str, count: int, measure: Callable[[], float]) -> fl
             writers.append(writer)
             async with asyncio.timeout(_CALL_S):
                 assert b"200" in await reader.readline()
-        # Until the queue has all of them.
+        # Wait until the queue has all of them.
         await asyncio.sleep(2)
         return measure()
     finally:
@@ -254,8 +255,11 @@ async def with_streams(url: str, count: int, measure: Callable[[], float]) -> fl
 
 @contextlib.contextmanager
 def dead_clients(url: str, pid: int, count: int) -> Iterator[None]:
-    """Clients that stop amid a request, and every fifth one that sends a batch and never reads an
-    answer; what these have asked for has been done, and waits in vain to be read."""
+    """Opens clients that stop amid a request; closes them on leaving.
+
+    Every fifth one sends a whole batch instead and never reads the answer, although the work is
+    done.
+    """
     host, _, port = url.removeprefix("http://").partition(":")
     line = json.dumps({"op": "check", "code": _CODE}).encode() + b"\n"
     made = []
@@ -288,7 +292,7 @@ def until_idle(pid: int) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
+    """Returns the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -302,7 +306,7 @@ def resident_mb(pid: int) -> float:
 
 @contextlib.contextmanager
 def gateway(redis_url: str) -> Iterator[tuple[str, int]]:
-    """A gateway in a process of its own: its URL and process id."""
+    """Runs a gateway in a process of its own; yields its URL and process id."""
     command = [sys.executable, "-m", "leanq", "serve", "--url", redis_url, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -416,7 +420,7 @@ async def rows(redis_url: str, url: str, pid: int, seconds: float) -> list[Row]:
 
 
 async def streams_row(redis_url: str) -> Row:
-    """In a gateway of its own, whose memory nothing else has used."""
+    """Measures a gateway of its own, whose memory nothing else has used."""
     with gateway(redis_url) as (url, pid):
         before = resident_mb(pid)
         during = await with_streams(url, _STREAMS, lambda: resident_mb(pid))
@@ -432,7 +436,7 @@ async def streams_row(redis_url: str) -> Row:
 
 
 async def watch(redis_url: str, url: str, pid: int, viewers: int, seconds: float) -> None:
-    """Prints what so many open pages cost: CPU time of the gateway, and commands of the server."""
+    """Prints the cost of so many open pages: the gateway's CPU time and the server's commands."""
     host, _, port = url.removeprefix("http://").partition(":")
     head = b"GET /page/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
     readers, writers = [], []
@@ -449,7 +453,7 @@ async def watch(redis_url: str, url: str, pid: int, viewers: int, seconds: float
             async with asyncio.timeout(_CALL_S):
                 assert b"200" in await reader.readline()
             readers.append(asyncio.create_task(drain(reader)))
-        # Until all have had their first picture.
+        # Wait until all pages have their first picture.
         await asyncio.sleep(5)
         used_s, commands, began_s = cpu_s(pid), commands_of(redis_url), time.monotonic()
         await asyncio.sleep(seconds)
@@ -465,7 +469,7 @@ async def watch(redis_url: str, url: str, pid: int, viewers: int, seconds: float
 
 
 def commands_of(redis_url: str) -> int:
-    """Commands that the server has had, those inside scripts included."""
+    """Returns the number of commands that the server ran, also inside scripts."""
     with redis.Redis.from_url(redis_url) as connection:
         found = connection.info("commandstats")
     return sum(each["calls"] for each in found.values())

@@ -1,4 +1,4 @@
-"""How the server's CPU time per request grows with workers, tenants and requests in flight."""
+"""Measures the growth of server time per request with workers, tenants and requests in flight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROUNDS = 5
 
 
 class Growth(NamedTuple):
-    """CPU time per request of the smaller load (µs), and the ratio of the larger one's to it."""
+    """CPU time per request of the smaller load (µs), and the larger load's ratio to it."""
 
     name: str
     what: str
@@ -31,7 +31,7 @@ class Growth(NamedTuple):
 
 
 async def growth(batch: int, nodes: int) -> list[Growth]:
-    """All that can grow, at one batch size, on one server or a cluster of so many nodes."""
+    """Measures all growth at one batch size, on one server or a cluster of so many nodes."""
     one = Load(batch=batch, each=batch, held=batch)
     waiting = replace(one, waiting=20_000)
     thousand = replace(one, held=1000 * batch)
@@ -60,7 +60,10 @@ async def growth(batch: int, nodes: int) -> list[Growth]:
 
 
 async def _costs(nodes: int, loads: Sequence[Load]) -> list[list[float]]:
-    """CPU time per request (µs) of each load in each round; servers for each, by turns."""
+    """Returns the CPU time per request (µs) of each load in each round.
+
+    Each load has servers of its own; the loads take turns.
+    """
     async with contextlib.AsyncExitStack() as stack:
         queues: list[Queue] = []
         fleets: list[Fleet] = []

@@ -1,8 +1,8 @@
-"""What the judge costs beside the check that it follows: CPU time and memory of both, in one run.
+"""Compares the judge with the check before it: CPU time and memory of both, in one run.
 
-Each text is compiled by Lean in a process of its own, as a check does it, and its compiled file is
-judged, and compared with itself as its own target. The judge's CPU time is that of its forked
-child; what comes before is shared by all files with one header. Saying what the theorems state is
+Lean compiles each text in a process of its own, as a check does. The compiled file is judged, and
+compared with itself as its own target. The judge's CPU time is that of its forked child; the work
+before the fork is shared by all files with one header. Printing the theorems' statements is
 measured apart. Prints a table.
 """
 
@@ -54,7 +54,7 @@ _ORDER: dict[str, Any] = {
 
 
 def texts(large: bool) -> Iterator[tuple[str, str]]:
-    """The texts to be measured, by what they are."""
+    """Yields the texts to measure, each with its name."""
     yield "one small theorem", _SMALL.format(n=0)
     yield "20 theorems", "".join(_SMALL.format(n=n) for n in range(20))
     for leaves, towers in ((58, 25), (183, 240), *(((579, 2400),) if large else ())):
@@ -63,7 +63,7 @@ def texts(large: bool) -> Iterator[tuple[str, str]]:
 
 
 def _unshared(leaves: int) -> str:
-    """A statement about a tree of all pairs of so many leaves: nothing in it is shared."""
+    """Returns a statement about a tree of all pairs of so many leaves, with no shared parts."""
     pairs = [f"(node l{m} l{n})" for m in range(leaves) for n in range(leaves)]
     while len(pairs) > 1:
         last = [pairs[-1]] if len(pairs) % 2 else []
@@ -74,7 +74,7 @@ def _unshared(leaves: int) -> str:
 
 
 def _shared(count: int) -> str:
-    """Theorems about pairs of pairs of pairs: some 400 nodes each, 2^100 were nothing shared."""
+    """Returns theorems about pairs of pairs: about 400 nodes each, 2^100 without sharing."""
     towers = []
     for n in range(count):
         term = "(dup " * _LEVELS + _number(n) + ")" * _LEVELS
@@ -83,7 +83,7 @@ def _shared(count: int) -> str:
 
 
 def _number(n: int) -> str:
-    """A term that no other number has a part in common with, but for the end."""
+    """Returns a term that shares only its end with those of other numbers."""
     text = "Nat.zero"
     for bit in f"{n:b}":
         text = f"(Nat.succ {text})" if bit == "1" else f"(id {text})"
@@ -116,7 +116,7 @@ async def measure(environment: Environment, name: str, text: str, times: int) ->
             also = await printing.judge(header, file, ("", ""), _LIMITS)
             printed.append(also.cpu_s - found.cpu_s)
             peaks.append(found.peak_bytes)
-        parent_mb = max(_peaks_kb()) >> 10  # of either
+        parent_mb = max(_peaks_kb()) >> 10  # of either judge
     finally:
         await judges.close()
         await printing.close()
@@ -134,7 +134,7 @@ async def measure(environment: Environment, name: str, text: str, times: int) ->
 
 
 def _compile(environment: Environment, folder: Path, text: str) -> tuple[float, int]:
-    """CPU seconds and peak bytes of the plain check of a text, which leaves its file there."""
+    """Returns the CPU seconds and peak bytes of a plain check; leaves its compiled file there."""
     source = folder / "x.lean"
     source.write_text(f"{_HEADER}{text}")
     process = subprocess.Popen(
@@ -151,7 +151,7 @@ def _compile(environment: Environment, folder: Path, text: str) -> tuple[float, 
 
 
 def _peaks_kb() -> Iterator[int]:
-    """The most that each judge's process was resident with."""
+    """Yields the most resident memory of each judge's process."""
     for pid in descendants():
         if b"judge_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
             status = Path(f"/proc/{pid}/status").read_text()

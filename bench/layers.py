@@ -1,4 +1,4 @@
-"""What each way not to elaborate again brings on a real library, each above those before it.
+"""Measures each way to avoid repeated elaboration on a real library, each on top of those before.
 
 One driver at a time runs in this process, with two slots and the judge: it is opened, warmed up,
 measured and closed. The ways take turns within a round. Needs a toolchain with Std and Lean, named
@@ -39,10 +39,10 @@ _SLOTS = 2
 _TIMEOUT_S = 300.0
 _WARM_UP_S = 300.0
 _CACHE_BYTES = 8 << 30
-# A header is preloaded and proved with its first text, so that warming up takes no longer.
+# Preload and prove a header with its first text, so that warming up takes no longer.
 _FORKS = ForkRules(preload_after=1, compare_every=0)
 _NEVER = math.inf
-# None of them closes the proof, for that is a check of its own.
+# None of these tactics closes the proof, since that would add a check.
 _TACTICS = (
     "constructor",
     "refine ⟨by simp, ?_⟩",
@@ -57,7 +57,7 @@ Figures = defaultdict[tuple[str, str, str], list[float]]
 
 @dataclass(frozen=True)
 class Way:
-    """Which layers a driver has."""
+    """The layers of one driver."""
 
     forks: bool = False
     standing: bool = False
@@ -83,7 +83,7 @@ WAYS = {
 
 
 class Spent:
-    """Wall and CPU seconds of this process and all below it, known when it is left."""
+    """Wall and CPU seconds of this process and all below it, known on leaving."""
 
     def __enter__(self) -> Self:
         self.began_s, self.cpu_before_s = time.perf_counter(), cpu_s(os.getpid())
@@ -110,7 +110,7 @@ class Bench:
         self._states = states
         self._figures = figures
         self._options = options
-        # No text comes twice, in no other process either.
+        # No text repeats, not even in another process.
         self._numbers = count(time.time_ns() % (1 << 40))
 
     async def round(self, name: str, folder: Path) -> None:
@@ -146,7 +146,7 @@ class Bench:
             await driver.close()
 
     async def _warm_up(self, driver: LeanDriver) -> None:
-        """Runs checks until forks serve them, where they will."""
+        """Runs checks until forks serve them, for the ways with forks."""
         forks, until_s = driver.opened.lean.forks, time.monotonic() + _WARM_UP_S
         await self._check(driver, self._small_text(), "accepted")
         while forks is not None and not forks.pids():
@@ -176,7 +176,7 @@ class Bench:
         self._note(way, "one check at a time, ms", statistics.median(walls))
 
     async def _search(self, way: str, name: str, driver: LeanDriver, state: str) -> None:
-        """Notes the first of some steps on one state, the later ones, and all together."""
+        """Notes the times of steps on one state: the first, the later ones, and the total."""
         with Spent() as spent:
             replies = [
                 await self._step(driver, state, number) for number in range(self._options.steps)
@@ -248,8 +248,7 @@ def _median_of(replies: Sequence[Reply], field: str) -> float:
 
 
 def _private_mb() -> float:
-    """What the processes below this one hold besides files, in MB; what several of them hold counts
-    once."""
+    """Returns the private MB of the processes below this one; shared memory counts once."""
     kb = 0
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
@@ -259,7 +258,7 @@ def _private_mb() -> float:
 
 
 def show(figures: Figures, ways: Sequence[str]) -> None:
-    """Prints a table for each header: a row a figure, a column a way."""
+    """Prints a table for each header: one row for each figure, one column for each way."""
     for header in dict.fromkeys(header for header, _, _ in figures):
         print(f"\n| `import {header}` | {' | '.join(ways)} |\n| --- |{' --- |' * len(ways)}")
         for figure in dict.fromkeys(key[1] for key in figures if key[0] == header):
@@ -302,7 +301,7 @@ def main() -> None:
     figures: Figures = defaultdict(list)
     try:
         asyncio.run(measure(options, figures))
-    finally:  # what was measured until then
+    finally:  # also show the figures of an aborted run
         show(figures, options.ways)
 
 

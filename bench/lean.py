@@ -1,4 +1,4 @@
-"""What leanq costs beside Lean: files of some 100 ms through a fleet that runs, and ``xargs``.
+"""Measures leanq's cost beside Lean: files of some 100 ms through a running fleet, and ``xargs``.
 
 Both run in turn, round by round, on the same files with the same number of Lean processes. See
 README.md beside this file.
@@ -45,9 +45,9 @@ _SLOTS = 2
 # The header is preloaded and proved meanwhile.
 _WARM_UP_S = 15.0
 _PRELOADED_S = 300.0
-_THINK_S = 0.25  # between two checks of a client that sends one at a time
+_THINK_S = 0.25  # pause between two checks of a client that sends one at a time
 
-# What it is, how its number is written, target; by name.
+# By name: the figure's title, its format, and its target.
 _FIGURES = {
     "xargs_ms": (f"`xargs -P {_SLOTS}`, per file", "{:.1f} ms", ""),
     "xargs_cpu_ms": ("CPU time of it, per file", "{:.1f} ms", ""),
@@ -90,7 +90,7 @@ _LIBRARY_FIGURES = {
 
 @dataclass(frozen=True)
 class Fleet:
-    """Server and worker, both of which run."""
+    """A server and a worker, both running."""
 
     url: str
     server_pid: int
@@ -98,12 +98,12 @@ class Fleet:
     judges: bool
 
     def cpu_s(self) -> tuple[float, float]:
-        """CPU seconds of the worker with all below it, and of the server."""
+        """Returns the CPU seconds of the worker with all below it, and of the server."""
         return cpu_s(self.worker_pid), cpu_s(self.server_pid)
 
 
 def main() -> None:
-    """Prints the table. Ctrl-C and SIGTERM leave nothing behind either."""
+    """Prints the table. Leaves nothing behind, even after Ctrl-C and SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=60, help="Lean files in a round")
     parser.add_argument("--statements", type=int, default=20, help="theorems in a file")
@@ -172,7 +172,7 @@ def print_figures(
 
 @contextlib.contextmanager
 def worker_with_log(place: Place, url: str) -> Iterator[tuple[int, Path]]:
-    """A worker that is ready, and the file of its log."""
+    """Starts a worker; yields it once it is ready, with its log file."""
     log = Path(place.variables["TMPDIR"], "worker.log")
     command = [*LEANQ, "worker", "--slots", str(_SLOTS)]
     with log.open("wb") as stderr:
@@ -198,7 +198,7 @@ def measure_library(
     log: Path,
     figures: _Figures,
 ) -> None:
-    """How soon a header is served by forks, then each kind of header beside plain Lean, in turn."""
+    """Measures how soon forks serve a header, then each kind of header beside plain Lean."""
     fleet = Fleet(url, int(server_info(url)["process_id"]), pid, True)
     kinds = {}
     for kind, header in _HEADERS.items():
@@ -222,7 +222,7 @@ def measure_library(
 
 
 def _by_tactics(number: int) -> tuple[str, str]:
-    """Two theorems of their own."""
+    """Returns two theorems that no other number has."""
     return (
         f"theorem o{number} (a b : Nat) (h : a + {number} < b) : a + {number + 1} ≤ b := by omega",
         f"theorem s{number} (xs : List Nat) : (xs ++ []).length + {number} = "
@@ -233,7 +233,7 @@ def _by_tactics(number: int) -> tuple[str, str]:
 def measure_round(
     figures: _Figures, place: Place, fleet: Fleet, names: list[str], *, backwards: bool
 ) -> None:
-    """All files through both."""
+    """Runs all files both ways."""
     before = after = (0.0, 0.0)
     runs: dict[str, Run] = {}
     for name in ("leanq", "xargs") if backwards else ("xargs", "leanq"):
@@ -257,7 +257,7 @@ def measure_round(
 
 
 async def through_leanq(place: Place, fleet: Fleet, names: Sequence[str]) -> Run:
-    """All files at once, from the first submit to the last reply; its CPU time is the client's."""
+    """Runs all files at once, from first submit to last reply. Its CPU time is the client's."""
     codes = [(place.files / f"{name}.lean").read_text() for name in names]
     async with AsyncLeanQClient(Settings(url=fleet.url)) as client:
         started, cpu_before_s = time.perf_counter(), time.process_time()
@@ -269,12 +269,12 @@ async def through_leanq(place: Place, fleet: Fleet, names: Sequence[str]) -> Run
 
 
 def expect_accepted(reply: Reply) -> None:
-    if reply.verdict not in ("accepted", "unjudged"):  # which is accepted without a judge
+    if reply.verdict not in ("accepted", "unjudged"):  # "unjudged" is accepted without a judge
         sys.exit(f"a check ended as {reply.verdict}: {reply.messages}")
 
 
 def measure_alone(figures: _Figures, place: Place, fleet: Fleet, names: Sequence[str]) -> None:
-    """One file at a time: plain Lean, then a client that pauses, then one that does not."""
+    """Runs one file at a time: plain Lean, then a client with pauses, then one without."""
     command, variables = lean(place)
     olean = f"{place.variables['TMPDIR']}/alone.olean"
     plain = []

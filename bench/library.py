@@ -1,8 +1,8 @@
 """Measures a full library: each of its modules judged, and headers imported.
 
-The library is that of the tests (``LEANQ_TEST_LIBRARY``, else one is built in the cache folder).
-Each module is judged behind its own imports; support/judged_modules.py in tests/ says which cannot
-be. Where a library has hidden its proofs, the judge gets the copy that has them as axioms.
+The library is that of the tests (``LEANQ_TEST_LIBRARY``, or one built in the cache folder). Each
+module is judged behind its own imports. support/judged_modules.py in tests/ names the modules that
+cannot be judged. If a library hides its proofs, the judge gets the copy that has them as axioms.
 Prints tables.
 """
 
@@ -42,7 +42,7 @@ _HEADERS = (
 
 
 def print_judged(judged: Sequence[Judged]) -> None:
-    """Prints what became of the modules, and names those that the judge refuses."""
+    """Prints the results of the modules, and names those that the judge refuses."""
     proved = [each for each in judged if each.found.proved]
     print("| judge over the library | |\n| --- | --- |")
     constants = sum(each.constants for each in proved)
@@ -63,7 +63,7 @@ def print_judged(judged: Sequence[Judged]) -> None:
 
 
 async def print_headers(environment: Environment, imported: Modules) -> None:
-    """Prints what importing headers costs the judge and the process that forks."""
+    """Prints the cost of importing headers, for the judge and for the process that forks."""
     budget = ForkRules().memory_bytes
     print(
         "| header | modules | judge: CPU s | private MB | fork server: CPU s | private MB "
@@ -93,7 +93,7 @@ async def print_headers(environment: Environment, imported: Modules) -> None:
 async def _judge_import(
     environment: Environment, header: Header, text: str, folder: Path
 ) -> tuple[float, float]:
-    """Returns what a judge's process has used and holds once it has judged one small file."""
+    """Returns what a judge's process used and holds after it judged one small file."""
     source, olean = folder / "x.lean", folder / "x.olean"
     source.write_text(f"{text}theorem leanq_bench (p : Prop) (h : p) : p := h\n")
     command = [*environment.toolchain.command, "-o", olean.name, source.name]
@@ -114,8 +114,10 @@ async def _judge_import(
 
 
 async def _zygote_import(environment: Environment, text: str) -> tuple[float, float, int] | str:
-    """Returns the same of the process that forks, and the bytes that count against the budget; or
-    why there is none here."""
+    """Returns the same for the process that forks, and the bytes that the budget counts.
+
+    Returns the reason instead if there is no such process.
+    """
     arguments = [*environment.options, "-o", "Bench.olean", "--json", "--stdin"]
     try:
         toolchain = environment.toolchain
@@ -135,14 +137,14 @@ async def _zygote_import(environment: Environment, text: str) -> tuple[float, fl
 
 
 def _used(word: str) -> Iterator[tuple[float, float]]:
-    """Yields the CPU seconds and the private megabytes of our processes with this word."""
+    """Yields the CPU seconds and private megabytes of our processes with this word."""
     for pid in descendants():
         with contextlib.suppress(OSError):
             if word.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 continue
             ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            # Clean pages are the library's own, and any process may share them.
+            # Clean pages belong to the library, and any process may share them.
             [dirty] = (line for line in lines if line.startswith("Private_Dirty"))
             cpu_s = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
             yield cpu_s, int(dirty.split()[1]) / 1e3

@@ -1,8 +1,8 @@
-"""The loads that every queue gets, and what is counted while they run.
+"""The loads that every queue gets, and the counts taken while they run.
 
 A file of ``peers/`` says how one queue sends an echo and collects its reply, and hands that to
 :func:`main`. It runs in that queue's own environment, so this module needs redis-py only. It prints
-one line of JSON per load, so that a client which is killed later has still said what it knew.
+one line of JSON per load, so that a client killed later has reported its earlier figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Echo = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds that each part takes, and how many requests are outstanding (0: no such load)."""
+    """Seconds of each part, and the number of outstanding requests (0: no such load)."""
 
     warm_s: float = 0.5
     one_s: float = 1.5
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def limit_s(self) -> float:
-        """When a client that has not ended is not going to: a slow one drains what it sent."""
+        """Time after which a client will not end by itself; a slow one drains its requests."""
         parts_s = (
             self.warm_s,
             self.one_s,
@@ -66,7 +66,7 @@ class Plan:
 
 
 class Sender(Protocol):
-    """A client that blocks: tickets for what it sent, and the replies to tickets, in order."""
+    """A blocking client: returns tickets for requests, and replies to tickets, in order."""
 
     def send(self, payloads: Sequence[bytes]) -> Sequence[Any]: ...
 
@@ -74,14 +74,14 @@ class Sender(Protocol):
 
 
 class Client(Protocol):
-    """A queue's client, and how it is kept busy."""
+    """A queue's client, which measures the loads of a plan."""
 
     def measure(self, url: str, plan: Plan) -> None:
         """Prints a line of JSON for each load of the plan."""
 
 
 def main(worker: Callable[[str], None], client: Client) -> None:
-    """``worker URL`` runs a worker until it is ended; ``client URL PLAN`` measures."""
+    """Runs one role: ``worker URL`` works until it is ended; ``client URL PLAN`` measures."""
     match sys.argv[1:]:
         case ["worker", url, *_]:
             worker(url)
@@ -92,9 +92,9 @@ def main(worker: Callable[[str], None], client: Client) -> None:
 
 
 class Concurrent:
-    """An asyncio client: as many loops as requests are outstanding, each awaiting its own.
+    """An asyncio client: one loop for each outstanding request, each awaiting its own.
 
-    With ``chunk``, each of fewer loops sends so many at once, for clients that have a call for it.
+    With ``chunk``, fewer loops each send that many at once, for clients that have such a call.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class Concurrent:
 
 
 class Windowed:
-    """A client that blocks: one thread sends ahead, and takes the oldest replies first.
+    """A blocking client: one thread sends ahead, and takes the oldest replies first.
 
-    Threads that each wait for a reply of their own only cost it throughput.
+    One thread for each outstanding request would only cost throughput.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Windowed:
 
 
 class _Times:
-    """Times of requests sent one after the other, after some to warm up."""
+    """Times of consecutive requests, after some to warm up."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -184,9 +184,9 @@ class _Times:
         self._times_s: list[float] = []
 
     def add(self, before_s: float) -> bool:
-        """Whether that was the last one; if so, says their percentiles."""
+        """Notes a request; after the last one, prints the percentiles and returns True."""
         now_s = time.perf_counter()
-        if not self._begin_s:  # The first one, which waited for the worker to start.
+        if not self._begin_s:  # The first request waited for the worker to start.
             self._begin_s = now_s + self._plan.warm_s
         if before_s < self._begin_s:
             return False
@@ -200,8 +200,7 @@ class _Times:
 
 
 class _Look(NamedTuple):
-    """A moment: its time, the replies until then, the CPU time until then of the server, of this
-    client, and of the worker's process."""
+    """One moment: its time, the replies so far, and the CPU time of server, client and worker."""
 
     time_s: float
     replies: int
@@ -211,11 +210,11 @@ class _Look(NamedTuple):
 
 
 class Window:
-    """A load of many outstanding requests: first it ramps up, then it is timed, then counted.
+    """A load of many outstanding requests: it ramps up, is timed, and then counts commands.
 
-    Commands are counted in a part of their own, since a server that tells them is slower. All of it
-    happens within :meth:`add`, which the loops call, so it needs no task or thread that competes
-    with them, beside the one that reads what MONITOR says.
+    Commands are counted in a part of their own, since a monitored server is slower. Everything
+    happens within :meth:`add`, which the loops call. So no task or thread competes with them,
+    except the one that reads MONITOR's output.
     """
 
     def __init__(self, url: str, size_bytes: int, plan: Plan, timed_s: float, width: int) -> None:
@@ -245,13 +244,13 @@ class Window:
         self._look.close()
 
     def add(self, replies: int) -> None:
-        """So many more replies have come."""
+        """Notes so many more replies."""
         self._replies += replies
         if time.perf_counter() >= self._due_s and self._replies >= self._width:
             self._due_s = next(self._steps)
 
     def _parts(self) -> Iterator[float]:
-        """The load's parts; yields when the next one is due."""
+        """Runs the load's parts; yields the time of the next one."""
         yield time.perf_counter() + self._plan.ramp_s
         before = self._now()
         yield before.time_s + self._timed_s
@@ -286,7 +285,7 @@ class Window:
 
 
 def _worker_cpu_s() -> float:
-    """The CPU time of the one process that the worker is, or began as."""
+    """Returns the CPU time of the worker's process, or of its first one."""
     process = os.environ.get(WORKER_PID)
     if not process:
         return 0.0
@@ -296,10 +295,10 @@ def _worker_cpu_s() -> float:
 
 
 class Monitor:
-    """Counts the commands that clients send, whatever they are and whichever way they are sent.
+    """Counts the commands that clients send, of any kind and sent in any way.
 
-    No counter of the server's does: INFO and SLOWLOG count what a script calls as well. MONITOR
-    tells each command in a line, and marks a script's. A line holds no line break but its end.
+    No counter of the server does: INFO and SLOWLOG also count the calls of scripts. MONITOR writes
+    a line for each command, and marks those of scripts. A line's only line break is its end.
     """
 
     def __init__(self, url: str) -> None:
@@ -316,7 +315,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> int:
-        """The commands since the start; raises ConnectionError where the server told less."""
+        """Returns the commands since the start; raises ConnectionError if some are missing."""
         self._look.echo(_LAST)
         self._thread.join()
         if self._ended_early:
@@ -329,7 +328,7 @@ class Monitor:
         self._look.close()
 
     def _read(self) -> None:
-        # The load waits for this thread, and must hear of what ended it.
+        # The load waits for this thread, and must hear why it ended.
         try:
             self._count()
         except OSError as error:
@@ -339,7 +338,7 @@ class Monitor:
         assert self._stream is not None
         rest = b""
         while _LAST.encode() not in rest:
-            # A mark may lie across two pieces, so a line that has not ended waits for its rest.
+            # A mark may lie across two pieces, so keep an unfinished line for the next one.
             piece = self._stream.recv(1 << 20)
             if not piece:
                 raise ConnectionError("the server closed the connection")
@@ -348,14 +347,14 @@ class Monitor:
             if _LAST.encode() in lines:
                 break
         self._commands -= 1  # MONITOR's own answer
-        self._commands -= 1  # the last one, which is ours
+        self._commands -= 1  # the last command, which is ours
 
 
 _LAST = "bench-monitor-ends-here"
 
 
 def _payloads(size_bytes: int) -> Iterator[bytes]:
-    """Payloads of that size, each of them another: text, since some queues carry nothing else."""
+    """Yields different payloads of that size: text, since some queues carry nothing else."""
     letters = string.ascii_letters + string.digits
     noise = "".join(random.Random(0).choices(letters, k=size_bytes - 20)).encode()
     return (b"%020d%s" % (next(_numbers), noise) for _ in itertools.repeat(None))

@@ -1,4 +1,4 @@
-"""How many workers one server carries: on paper, from measured costs, and in simulation."""
+"""Computes how many workers one server carries: from measured costs, and in simulation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _NEEDED_SLOTS = (8, 64)
 _REQUESTS, _ROUNDS = 4000, 3
 _RENEW_S = 5.0
 _PARTS = 4
-# Where each worker has a lease at each of many shards, this process alone could not renew them all.
+# One process could not renew a short lease of each worker at each of many shards.
 _LONG_LEASE_S = 300.0
 
 
 class Costs(NamedTuple):
-    """Of the server's CPU time (µs): one request, where a worker settles and claims so many with a
-    call; and one renewal."""
+    """The server's CPU time (µs) for one request and for one renewal.
+
+    ``request_us`` is by the number of requests that a worker settles and claims with one call.
+    """
 
     request_us: dict[int, float]
     check_us: float
@@ -38,7 +40,7 @@ class Costs(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What servers carry, at one mean time of requests; connections and memory of each server."""
+    """The load that servers carry at one mean time; connections and memory of each server."""
 
     mean_s: float
     shards: int
@@ -50,8 +52,11 @@ class Row(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """A fleet in simulation: requests/s that it did, the mean time of requests that this stands
-    for, renewals/s, and the share of a core of all servers, on paper and in truth."""
+    """A simulated fleet: its requests and renewals per second, and the server's share of a core.
+
+    ``mean_s`` is the mean time of requests that this rate stands for. The share is of all servers,
+    as predicted and as measured.
+    """
 
     workers: int
     shards: int
@@ -63,8 +68,10 @@ class Simulation(NamedTuple):
 
 
 async def costs(nodes: int) -> Costs:
-    """Costs of requests and renewals, in a fleet of a tenth of the size that is simulated, on one
-    server or a node of a cluster."""
+    """Measures requests and renewals in a fleet of a tenth of the simulated size.
+
+    It runs on one server or on a node of a cluster.
+    """
     fleet = Load(workers=1000, tenants=8, held=SLOTS, waiting=1000)
     request_us = {each: await _request_us(nodes, replace(fleet, each=each)) for each in (1, 2, 8)}
     check_us = await _request_us(nodes, replace(fleet, each=1, checks=True))
@@ -87,7 +94,7 @@ async def _request_us(nodes: int, load: Load) -> float:
 
 
 async def _renewal_us(nodes: int, load: Load) -> float:
-    """Each when its time has come, since a server that is asked now and then needs longer."""
+    """Renews each lease in time, since rare calls cost a server more each."""
     with cluster(nodes) as (url, *_):
         async with every_shard(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
@@ -103,10 +110,10 @@ async def _renewal_us(nodes: int, load: Load) -> float:
 def carried(
     request_us: float, idle_us: float, connected_bytes: float, request_bytes: float
 ) -> list[Row]:
-    """What one and eight shards carry, each on a server with a core of its own.
+    """Returns the load that one and eight shards carry, each on a server with its own core.
 
-    ``idle_us``: what a worker costs the server in a second by being there, which it is at every
-    shard, whereas a request is at one. ``request_bytes``: of each request in flight.
+    ``idle_us``: a worker's cost to the server per second, by its presence. A worker is present at
+    every shard, but a request is at one. ``request_bytes``: of each request in flight.
     """
     rows = []
     for mean_s in _MEAN_S:
@@ -122,8 +129,11 @@ def carried(
 def needed(
     cpus: int, request_us: float, idle_us: float, connected_bytes: float, request_bytes: float
 ) -> list[Row]:
-    """How many shards a fleet of so many CPUs needs, with a slot for each; arguments as of
-    :func:`carried`. None are said where its idle workers alone take a server's share of a core."""
+    """Returns how many shards a fleet of so many CPUs needs, with a slot for each.
+
+    The arguments are those of :func:`carried`. Returns no rows if the idle workers alone take a
+    server's share of a core.
+    """
     rows = []
     for slots in _NEEDED_SLOTS:
         workers = math.ceil(cpus / slots)
@@ -139,11 +149,10 @@ def needed(
 async def simulate(
     costs: Costs, workers: int, seconds: float, *, nodes: int, shards: int
 ) -> Simulation:
-    """That many workers in this process, as fast as they can; so much of each is held as a worker
-    has slots.
+    """Simulates so many workers in this process at full speed, each with all slots in use.
 
-    At one shard they are in four parts with two connections each. At several each worker is at each
-    shard, where it holds its share, and shards have two connections each.
+    At one shard they form four parts with two connections each. At several shards, each worker is
+    at each shard with its share of requests, and each shard has two connections.
     """
     load = Load(tenants=8, batch=64, each=1, held=SLOTS, waiting=1000)
     with cluster(nodes) as urls:

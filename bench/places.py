@@ -1,4 +1,4 @@
-"""Lean files in folders of their own, and both ways to run them: plain ``xargs``, and a worker."""
+"""Lean files in folders of their own, and two ways to run them: plain ``xargs``, and a worker."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 
 @dataclass(frozen=True)
 class Place:
-    """A user with folders of his own."""
+    """A user with folders of its own."""
 
     files: Path
     environment: Environment
     variables: dict[str, str]
 
     def write(self, name: str, *commands: str, header: str = "prelude\nimport Core") -> None:
-        """A Lean file of these commands; it is named without its ``.lean``."""
+        """Writes a Lean file of these commands; ``name`` is without ``.lean``."""
         text = "\n\n".join(filter(None, (header, *commands)))
         (self.files / f"{name}.lean").write_text(f"{text}\n")
 
 
 def new_place(folder: Path, library: Path | None = None) -> Place:
-    """Finds the Lean that both sides use: a toolchain's, else the wheel's, with Core."""
+    """Finds the Lean that both sides use: a toolchain's, or else the wheel's, with Core."""
     for name in ("cache", "files", "home", "tmp"):
         (folder / name).mkdir()
     variables = {
@@ -55,7 +55,7 @@ def new_place(folder: Path, library: Path | None = None) -> Place:
 
 
 def statement(number: int) -> str:
-    """A small statement of its own, with its proof by tactics."""
+    """Returns a small statement that no other number has, with its proof by tactics."""
     left, middle, right = f"p{number}", "q", f"r{number % 7}"
     return (
         f"({left} {middle} {right} : Prop) :\n"
@@ -66,14 +66,14 @@ def statement(number: int) -> str:
 
 
 def lean(place: Place) -> tuple[list[str], dict[str, str]]:
-    """The command line and the variables by which the driver starts Lean, but for files' names."""
+    """Returns the driver's command line and variables for Lean, without file names."""
     environment, scratch = place.environment, place.variables["TMPDIR"]
     command = [*environment.toolchain.command, *environment.options, "--json", "-o"]
     return command, {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
 
 
 def xargs(place: Place, names: list[str], at_once: int) -> Run:
-    """These files through Lean."""
+    """Runs Lean on these files."""
     (command, variables), scratch = lean(place), place.variables["TMPDIR"]
     command = ["xargs", "-P", str(at_once), "-I{}", *command, f"{scratch}/{{}}.olean", "{}.lean"]
     with tempfile.TemporaryFile() as file:
@@ -87,7 +87,7 @@ def xargs(place: Place, names: list[str], at_once: int) -> Run:
 
 @contextlib.contextmanager
 def worker(place: Place, variables: Mapping[str, str], *options: str) -> Iterator[int]:
-    """The pid of a worker that is ready."""
+    """Starts a worker; yields its pid once it is ready."""
     command = [*LEANQ, "worker", *options]
     with process(command, variables, place.files, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
@@ -97,7 +97,7 @@ def worker(place: Place, variables: Mapping[str, str], *options: str) -> Iterato
 
 
 def server_info(url: str) -> Mapping[str, Any]:
-    """What the server says of itself."""
+    """Returns the server's INFO."""
 
     async def ask() -> Mapping[str, Any]:
         queue = Queue(Settings(url=url))
@@ -112,7 +112,7 @@ def server_info(url: str) -> Mapping[str, Any]:
 def print_table(
     kinds: Mapping[str, tuple[str, str, str]], figures: Mapping[str, Sequence[float]]
 ) -> None:
-    """The figures that were measured; by name, what each is, how it is written, its target."""
+    """Prints the measured figures; ``figures`` has each one's title, format and target by name."""
     print("| figure | median | target | lowest – highest |\n| --- | --- | --- | --- |")
     for name, (what, form, target) in kinds.items():
         if each := figures.get(name):

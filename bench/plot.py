@@ -1,4 +1,4 @@
-"""Draws peers.json of a folder as peers.png beside it; runs in an environment with matplotlib."""
+"""Draws peers.json of a folder as peers.png beside it; needs an environment with matplotlib."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS, _FLOOR, _THEIRS = "#0b6e4f", "#9aa5b1", "#4c6ef5"
 
 
 def draw(peers: dict[str, Any], path: Path) -> None:
-    """One chart per figure, with logarithmic axes: a dot at the median, a line over the range.
+    """Draws one chart per figure, with logarithmic axes: a dot at the median, a line for the range.
 
     Arrows in the titles point to the better side.
     """
@@ -34,7 +34,7 @@ def draw(peers: dict[str, Any], path: Path) -> None:
     for axis, (key, title) in zip(axes.flat, _CHARTS.items(), strict=True):
         for place, name in enumerate(names):
             peer = peers[name]
-            alone = name == "redis-py ping-pong" and key == "rps"  # with one outstanding
+            alone = name == "redis-py ping-pong" and key == "rps"  # with one request outstanding
             if key not in peer["median"] or alone:
                 continue
             median, low, high = (peer[which][key] for which in ("median", "low", "high"))

@@ -1,4 +1,4 @@
-"""Commands that are timed, and that leave no process behind."""
+"""Times commands, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Run(NamedTuple):
-    """A command that succeeded: seconds from start to end, CPU seconds, what it printed."""
+    """A command that succeeded: its wall seconds, its CPU seconds, and its output."""
 
     wall_s: float
     cpu_s: float
@@ -31,7 +31,7 @@ def run(
     stdin: IO[bytes] | None = None,
     expected_code: int = 0,
 ) -> Run:
-    """Runs a command in ``folder``, with these environment variables and no others."""
+    """Runs a command in ``folder``, with these environment variables only."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     with process(command, variables, folder, stdin=stdin, stdout=subprocess.PIPE) as child:
@@ -50,9 +50,9 @@ def run(
 def process(
     command: Sequence[str], variables: Mapping[str, str], folder: Path, **streams: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in ``folder`` that has ended on leaving, with all that it started.
+    """Runs a command in ``folder``; on leaving, ends it and all its processes.
 
-    In a session of its own, so that Ctrl-C reaches us alone, and the order of ends is ours.
+    It has a session of its own, so that Ctrl-C reaches us alone and we choose the order of ends.
     """
     with subprocess.Popen(
         command, env=variables, cwd=folder, start_new_session=True, **streams
@@ -63,12 +63,11 @@ def process(
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGINT)
             for stream in filter(None, (child.stdout, child.stderr)):
-                stream.read()  # which ends with the last process that could write to it
+                stream.read()  # ends with the last process that could write to it
 
 
 def cpu_s(pid: int) -> float:
-    """Returns the CPU seconds of a process and all below it, with those that have ended; 0 where it
-    has just ended itself."""
+    """Returns the CPU seconds of a process and all below it, ended ones too; 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -85,7 +84,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the children of a process; none where it has ended."""
+    """Returns the children of a process; none if it has ended."""
     found: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

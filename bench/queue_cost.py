@@ -1,9 +1,8 @@
-"""What the queue costs, as ratios within one run; see README.md.
+"""Measures the queue's cost, as ratios within one run; see README.md.
 
-The units are a call of an empty script, ping-pong by redis-py (`peers/floor.py`), the same bytes
-by plain pipelined SET and GET, and, with ``--before``, another checkout of leanq, in turns with
-this one.
-Ratios of CPU time hold on a busy machine, latencies on an idle one only.
+One unit is a call of an empty script. Others are ping-pong by redis-py (`peers/floor.py`), and the
+same bytes by plain pipelined SET and GET. With ``--before``, another checkout of leanq takes turns
+with this one. Ratios of CPU time hold on a busy machine, latencies on an idle one only.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _print(
 
 
 def _plain() -> Figures:
-    """The bytes of requests and replies of 64 KiB there and back, each set and got once."""
+    """Sends the bytes of requests and replies of 64 KiB there and back, each set and got once."""
     payload = os.urandom(LARGE_BYTES)
     with server() as url, redis.Redis.from_url(url) as connection:
         own_s, server_s, begin_s, done = time.process_time(), cpu_s([url]), time.time(), 0

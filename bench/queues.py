@@ -1,4 +1,4 @@
-"""One object with the calls of all three roles, for measurements that play client and worker."""
+"""One object with the calls of all three roles, for benchmarks that play client and worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leanq.queue.worker_queue import WorkerQueue
 
 
 class Queue(Shard, ClientQueue, WorkerQueue, OperatorQueue):
-    """One shard, over its own connections. It stands for any role wherever one is expected."""
+    """One shard, over its own connections. It can stand for any role."""
 
     def __init__(self, settings: Settings, shard: int = 0) -> None:
         Shard.__init__(self, settings, shard)
@@ -24,7 +24,7 @@ class Queue(Shard, ClientQueue, WorkerQueue, OperatorQueue):
 
 @contextlib.asynccontextmanager
 async def every_shard(settings: Settings) -> AsyncIterator[list[Queue]]:
-    """All shards of the queue, closed in the end."""
+    """Yields all shards of the queue; closes them on leaving."""
     queues = Queue.each(settings)
     try:
         yield queues

@@ -1,6 +1,6 @@
-"""leanq's own figures, and those of raw ping-pong beside them, in one line of JSON; see README.md.
+"""Prints leanq's own figures beside raw ping-pong in one line of JSON; see README.md.
 
-Takes less than a minute, and nothing but leanq with its development dependencies.
+Takes less than a minute, and needs only leanq with its development dependencies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it costs a process to write and read the records of the wire; see README.md."""
+"""Measures what a process pays to write and read the records of the wire; see README.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLIES = {
 
 
 def _least_us(call: Callable[[], object]) -> float:
-    """Other programs can only make a call slower."""
+    """Returns the least time, since other programs can only make a call slower."""
     return min(timeit.repeat(call, number=_CALLS, repeat=_ROUNDS)) / _CALLS * 1e6
 
 

@@ -1,4 +1,4 @@
-"""What a replay memory costs, by the number of its entries: samples, reading and writing.
+"""Measures a replay memory by its number of entries: samples, reading and writing.
 
 See README.md beside this file.
 """
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def attempts(count: int, size_bytes: int, rng: random.Random) -> list[ReplayEntry]:
-    """Entries of that size with uneven weights."""
+    """Returns entries of that size with uneven weights."""
     return [
         ReplayEntry(
             "rejected",
@@ -65,7 +65,7 @@ class Bench:
         return float(used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"]) * 1e6
 
     async def fill(self, memory: ReplayMemory, entries: int) -> tuple[float, float]:
-        """The server's CPU time in µs and its memory in bytes, for each entry written."""
+        """Returns the server's CPU time (µs) and memory (bytes) for each entry written."""
         used_us, used_bytes = self._server_us(), self._used_bytes()
         for start in range(0, entries, WRITTEN_AT_ONCE):
             await memory.write(self._entries[: entries - start])
@@ -75,7 +75,7 @@ class Bench:
         )
 
     async def call(self, work: Awaitable[ReplayBatch]) -> tuple[float, float]:
-        """ms of a call, and the server's µs for each of its entries."""
+        """Returns the ms of a call, and the server's µs for each of its entries."""
         used_us, began = self._server_us(), time.perf_counter()
         assert len(await work) == SAMPLED
         return (
@@ -84,7 +84,7 @@ class Bench:
         )
 
     async def run(self, sizes: Sequence[int], rounds: int) -> None:
-        """Prints a row for each size. The sizes take turns, so that ratios between them hold."""
+        """Prints a row for each size. The sizes take turns, so their ratios hold."""
         memories = [
             ReplayMemory(f"m{size}", self._settings, bounds=replace(self._bounds, entries=size))
             for size in sizes

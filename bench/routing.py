@@ -1,5 +1,7 @@
-"""What warm routing brings: proof trees behind three headers over two machines, routed in two ways,
-in turns. Needs a toolchain with Std and Lean: ``LEANQ_LEAN``."""
+"""Measures warm routing: proof trees behind three headers on two machines, routed two ways.
+
+The ways take turns. Needs a toolchain with Std and Lean: ``LEANQ_LEAN``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 _WORKERS = 2
 _HEADERS = ("Std", "Lean", "Init.Data.List")
 _WARM_UP_TREES = 6
-# Eight a state, as a model would propose them; the first leads on.
+# Eight for each state, as a model would propose them; the first leads on.
 _TACTICS = [
     *("refine And.intro hp ?_", "constructor", "constructor\nskip", "refine And.intro ?_ ?_"),
     *("apply And.intro", "exact hq", "exact nonsense", "intro x"),
@@ -38,7 +40,7 @@ _TACTICS = [
 
 
 class _Anywhere(RequestBuilder):
-    """RequestBuilder that say nothing of who is warm for them."""
+    """Builds requests that do not tell which workers are warm for them."""
 
     def _submission(self, *arguments: Any, **named: Any) -> Submission:
         return structs.replace(super()._submission(*arguments, **named), affinity=())
@@ -49,7 +51,7 @@ _WAYS = {"anywhere": _Anywhere, "warm first": RequestBuilder}
 
 @contextlib.contextmanager
 def fleet(settings: Settings, folder: Path) -> Iterator[None]:
-    """Workers of one slot, each with a disk of its own."""
+    """Runs workers of one slot, each with a disk of its own."""
     workers = []
     try:
         for number in range(_WORKERS):
@@ -69,9 +71,9 @@ def fleet(settings: Settings, folder: Path) -> Iterator[None]:
 
 
 async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: int) -> None:
-    """One tree: every tactic on a state, then on the state that the first leads to.
+    """Searches one tree: every tactic on a state, then on the state that the first leads to.
 
-    Its definitions are its own, or one process would serve all trees.
+    Its definitions are its own; otherwise one process would serve all trees.
     """
     header, goal = _HEADERS[number % len(_HEADERS)], "And p (" * depth + "And p q" + ")" * depth
     behind = "".join(
@@ -88,7 +90,7 @@ async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: i
 
 
 async def measure(settings: Settings, options: argparse.Namespace, name: str) -> float:
-    """Steps per second; prints how they were served."""
+    """Returns steps per second; prints how they were served."""
     while len((await look(settings)).workers) < _WORKERS:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.2)
     async with AsyncLeanQClient(settings) as lean:

@@ -1,4 +1,4 @@
-"""One measurement: a server, a worker and a client, each a process of its own, and their end."""
+"""Runs one measurement: a server, a worker and a client, each in its own process; ends them all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_S = 5.0
 
 @dataclass
 class Outcome:
-    """The figures that a client said, by name; and why it said no more, where it failed."""
+    """The client's figures by name; if it failed, also why."""
 
     figures: dict[str, float] = field(default_factory=dict)
     failed: str = ""
@@ -37,11 +37,12 @@ def measure(
     variant: str = "",
     tree: Path = HERE.parent,
 ) -> Outcome:
-    """Runs ``peers.MODULE`` with that interpreter, on a fresh server; always ends it all.
+    """Runs ``peers.MODULE`` with that interpreter on a fresh server; always ends all processes.
 
-    ``tree``: the checkout of leanq, where it is not a peer's own interpreter."""
+    ``tree``: the checkout of leanq, unless a peer has its own interpreter.
+    """
     command = [python, "-P", "-m", f"peers.{module}"]
-    # An environment of a peer's own sees no other packages than its own and these files.
+    # A peer's own environment sees only its own packages and these files.
     paths = [str(HERE), *([str(tree)] if python == sys.executable else [])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     outcome = Outcome()
@@ -70,7 +71,7 @@ def measure(
 def _await_end(
     client: subprocess.Popen[bytes], worker: subprocess.Popen[bytes], within_s: float
 ) -> str:
-    """Waits for the client, which says less than a pipe holds; returns what went wrong."""
+    """Waits for the client, which prints less than a pipe holds; returns its failure."""
     deadline = time.monotonic() + within_s
     while client.poll() is None:
         if worker.poll() is not None:
@@ -85,7 +86,7 @@ def _await_end(
 def ended(
     command: Sequence[str], variables: Mapping[str, str], stdout: int, errors: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that has ended on leaving, with all of its group: asked first, then killed."""
+    """Runs a command; on leaving, asks its whole group to end, then kills it."""
     with subprocess.Popen(
         command, env=variables, stdout=stdout, stderr=errors, start_new_session=True
     ) as child:
@@ -101,12 +102,12 @@ def ended(
 
 
 def last_line(errors: IO[bytes]) -> str:
-    """The last line of what was said on standard error: an exception and its message."""
+    """Returns the last line on standard error: an exception and its message."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")[:300]
 
 
 def leave_on_sigterm() -> None:
-    """Lets SIGTERM end this process as Ctrl-C does: with all that it started."""
+    """Makes SIGTERM end this process as Ctrl-C does, with all that it started."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

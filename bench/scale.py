@@ -1,4 +1,4 @@
-"""How far one server goes: growth, memory, idle fleets, and the scale on paper; see README.md.
+"""Measures how far one server goes: growth, memory, idle fleets, scale on paper; see README.md.
 
 With ``--nodes``: growth and costs on a node of a cluster, and a fleet at eight shards of it.
 """
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _growth(nodes: int) -> dict[str, float]:
-    """The ratios, by what grows."""
+    """Returns the ratios, each with the quantity that grows."""
     rows, figures = [], {}
     for batch in _BATCHES:
         for row in asyncio.run(growth(batch, nodes)):
@@ -141,7 +141,7 @@ def _print_rows(what: str, table: Iterable[Row]) -> None:
 
 
 def _print(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """A table in Markdown."""
+    """Prints a table in Markdown."""
     for row in (head, ("---",) * len(head), *rows):
         print(f"| {' | '.join(row)} |")
     print(flush=True)

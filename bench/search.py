@@ -1,7 +1,7 @@
-"""Steps per second of a proof search, through a queue and without one, beside the raw driver's.
+"""Measures steps per second of a proof search, with and without a queue, beside the raw driver's.
 
-The search runs first. Then the very same steps go to a driver of its own, as many at once as it
-has slots, with nothing around it. See README.md beside this file.
+The search runs first. Then a driver of its own gets the same steps, as many at once as it has
+slots, with nothing around it. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STATEMENT = f"theorem t (p q : Prop) : {'p → ' * 12}q := by\n  sorry"
 
 
 async def policy(nodes: Sequence[SearchNode]) -> list[list[str]]:
-    """Tactics that work and lead to states that nobody has seen."""
+    """Returns tactics that work and lead to unseen states."""
     return [[f"intro h{node.depth}_{n}" for n in range(8)] for node in nodes]
 
 
@@ -35,9 +35,9 @@ def driver(slots: int) -> LeanDriver:
 
 
 async def searched(lean: Prover, steps: int) -> tuple[float, list[SearchNode]]:
-    """Steps per second, and the states that were found."""
+    """Returns steps per second, and the states that were found."""
     search = ProofSearch(STATEMENT, policy, timeout_s=60)
-    # The first step starts what the others find.
+    # The first step starts the processes that later steps find.
     await search.run(lean, max_steps=1)
     began, before = time.perf_counter(), search.progress.steps
     found = await search.run(lean, max_steps=before + steps)
@@ -61,7 +61,7 @@ async def without_a_queue(slots: int, steps: int) -> tuple[float, list[SearchNod
 
 
 async def raw(slots: int, nodes: Sequence[SearchNode]) -> float:
-    """Steps per second of the driver for the same states, in the order of their depths."""
+    """Returns the driver's steps per second on the same states, in the order of their depths."""
     made = driver(slots)
     await made.open(MemoryStates())
     reply = await made.run(Request("check", STATEMENT))

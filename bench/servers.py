@@ -1,4 +1,4 @@
-"""Servers for benchmarks: the program that leanq embeds, on TCP ports as in production."""
+"""Starts servers for benchmarks: the program that leanq embeds, on TCP ports as in production."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLOTS = 16384
 
 @contextlib.contextmanager
 def server(*options: str) -> Iterator[str]:
-    """The URL of a server of its own, which keeps nothing and has ended on leaving."""
+    """Yields the URL of a new server, which keeps nothing and ends on leaving."""
     program = find_server()
     if program is None:
         sys.exit("there is no server program: pip install 'leanq[local]'")
@@ -48,12 +48,12 @@ def server(*options: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def cluster(nodes: int) -> Iterator[list[str]]:
-    """The URLs of a cluster's nodes, each with its share of the slots; or of one server without."""
+    """Yields the URLs of a cluster's nodes, each with its share of the slots, or of one server."""
     with contextlib.ExitStack() as stack:
         if nodes == 1:
             yield [stack.enter_context(server())]
             return
-        # A machine that the measurement keeps busy is no reason to think a node dead.
+        # A busy machine is no reason to think a node dead.
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000", "--cluster-port")
         buses = [_free_port() for _ in range(nodes)]
         urls = [stack.enter_context(server(*options, str(bus))) for bus in buses]
@@ -61,7 +61,7 @@ def cluster(nodes: int) -> Iterator[list[str]]:
         bounds = [_SLOTS * number // nodes for number in range(nodes + 1)]
         for number, node in enumerate(ask):
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
-            # Each has to write changes of its own before the others hear of them.
+            # Each node has to write changes of its own before the others hear of them.
             node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             place = ("127.0.0.1", urlsplit(urls[number]).port, buses[number])
             ask[0].execute_command("CLUSTER", "MEET", *place)
@@ -79,7 +79,7 @@ def _knows_all(node: redis.Redis, nodes: int) -> bool:
 
 
 def cpu_s(urls: Iterable[str]) -> float:
-    """CPU time that servers have used, in seconds."""
+    """Returns the CPU time that servers have used, in seconds."""
     return sum(map(_cpu_s, urls))
 
 
@@ -90,7 +90,7 @@ def _cpu_s(url: str) -> float:
 
 
 def version() -> str:
-    """The server program's name and version."""
+    """Returns the server program's name and version."""
     with server() as url, redis.Redis.from_url(url) as connection:
         info = connection.info("server")
     name, number = info.get("server_name", "redis"), info.get("valkey_version")

@@ -1,4 +1,4 @@
-"""Memory per queued request and per outstanding future, and what a fleet costs that has no work."""
+"""Measures memory per queued request and per outstanding future, and the cost of an idle fleet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IDLE_S, _SETTLE_S = 20.0, 5.0
 
 
 class Idle(NamedTuple):
-    """The server's share of a core with a fleet that waits, and before; bytes per worker."""
+    """The server's share of a core with a waiting fleet, and without; bytes per worker."""
 
     share: float
     alone: float
@@ -37,7 +37,7 @@ class Idle(NamedTuple):
 
 
 async def queued_bytes() -> float:
-    """What a check with a packed body of 1 KB takes in Redis while it waits, in bytes."""
+    """Returns the bytes in Redis of a waiting check with a packed body of 1 KB."""
     with server() as url:
         settings = Settings(url)
         queue, calls = Queue(settings), RequestBuilder(settings, "default")
@@ -58,7 +58,7 @@ async def queued_bytes() -> float:
 
 
 def future_bytes() -> float:
-    """What a future that waits takes in the client's process beside its payload, in bytes."""
+    """Returns the bytes of a waiting future in the client's process, beside its payload."""
     with server() as url:
         asyncio.run(_know_echo(url))
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
@@ -66,7 +66,7 @@ def future_bytes() -> float:
 
 
 async def _know_echo(url: str) -> None:
-    """A worker has been there, so that echoes are taken in."""
+    """Runs a worker once, so that the queue accepts echoes."""
     worker = Worker(Settings(url), [EchoDriver()], slots=1)
     running = asyncio.create_task(worker.run())
     await worker.joined.wait()
@@ -76,12 +76,12 @@ async def _know_echo(url: str) -> None:
 
 def _resident_per_future(url: str) -> float:
     with LeanQClient(url) as client:
-        # What the first one needs is not the others' cost.
+        # Leave out what only the first future needs.
         futures = [client.echo(b"%0*d" % (PAYLOAD_BYTES, 0))]
         time.sleep(1)
         before = _resident_bytes()
         futures += (client.echo(b"%0*d" % (PAYLOAD_BYTES, n)) for n in range(1, _FUTURES))
-        # Until all are submitted, and their batches have been let go.
+        # Wait until all are submitted and their batches are freed.
         time.sleep(3)
         used = _resident_bytes() - before
     return used / (len(futures) - 1) - PAYLOAD_BYTES
@@ -93,7 +93,7 @@ def _resident_bytes() -> int:
 
 
 async def idle(count: int = 1000) -> Idle:
-    """A fleet of that many real workers, in this process, each with its two connections."""
+    """Runs so many real workers in this process, each with its two connections."""
     with server() as url:
         queue = Queue(Settings(url))
         alone = await _share(queue)

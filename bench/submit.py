@@ -1,8 +1,8 @@
-"""What leanq costs: the same Lean files through ``leanq submit`` and through plain ``xargs``.
+"""Measures leanq's cost: the same Lean files through ``leanq submit`` and through plain ``xargs``.
 
-All that is compared runs in turn, round by round, on the same files with the same number of Lean
-processes; a figure is the median of the rounds' ratios, so that whatever else the machine does
-weighs on both sides alike. See README.md beside this file.
+All variants run in turn, round by round, on the same files with the same number of Lean processes.
+A figure is the median of the rounds' ratios, so other work on the machine weighs on both sides
+alike. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from leanq.queue.settings import Settings
 
 _ECHOES, _ECHOES_EACH, _OUTSTANDING, _ECHO_SLOTS = 500, 5, 1000, 256
 
-# What it is, how its number is written, target; by name.
+# By name: the figure's title, its format, and its target.
 _FIGURES = {
     "xargs_ms": ("xargs, per file", "{:.1f} ms", ""),
     "xargs_share": ("xargs, share that it got of all CPUs", "{:.0%}", ""),
@@ -59,7 +59,7 @@ class Work:
 
 
 def main() -> None:
-    """Prints the table. Ctrl-C and SIGTERM leave nothing behind either."""
+    """Prints the table. Leaves nothing behind, even after Ctrl-C and SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=200, help="Lean files in a call")
     parser.add_argument("--rounds", type=int, default=5, help="how often everything is run")
@@ -124,7 +124,7 @@ def measure_round(
 
 
 def audit_share(place: Place, names: Sequence[str], url: str) -> float:
-    """What the audit adds to the checks of these files, by what the replies say."""
+    """Returns the audit's share on top of the checks of these files, as the replies tell it."""
     codes = [(place.files / f"{name}.lean").read_text() for name in names]
     with LeanQClient(Settings(url)) as lean:
         replies = [result.reply for result in lean.map(codes) if result.reply]
@@ -133,7 +133,7 @@ def audit_share(place: Place, names: Sequence[str], url: str) -> float:
 
 
 def submit(place: Place, names: Sequence[str], variables: Mapping[str, str], *options: str) -> Run:
-    """One ``leanq submit``, which succeeds only if all is accepted, or unjudged as it was asked."""
+    """Runs ``leanq submit``; fails unless all is accepted, or unjudged with ``--no-audit``."""
     files = [f"{name}.lean" for name in names]
     command = [*LEANQ, "submit", "--json", *options, *files]
     return run(command, variables, place.files, expected_code=3 if "--no-audit" in options else 0)
@@ -148,7 +148,7 @@ def measure_idle(figures: _Figures, worker_pid: int, server_pid: int, seconds: f
 
 
 async def measure_echo(figures: _Figures, url: str) -> None:
-    """Round trips one by one, then requests per second with many outstanding."""
+    """Measures round trips one by one, then requests per second with many outstanding."""
     async with AsyncLeanQClient(Settings(url=url)) as client:
 
         async def round_trips_ms(times: int) -> list[float]:

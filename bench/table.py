@@ -1,4 +1,4 @@
-"""What became of the rounds, as a table: medians, and the lowest and highest beside them."""
+"""Prints the rounds as a table: medians, with the lowest and highest beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Median, lowest and highest of each figure; in how many rounds something failed, and what."""
+    """Returns median, lowest and highest of each figure, the number of failed rounds, and why."""
     figures = {
         name: [outcome.figures[name] for outcome in outcomes if name in outcome.figures]
         for name in COLUMNS
@@ -34,7 +34,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The table, then who failed and why, then every queue's version and settings."""
+    """Returns the table, then the failures, then every queue's version and settings."""
     machine = found["machine"]
     count = max(len(peer["rounds"]) for peer in found["peers"].values())
     lines = [
@@ -69,5 +69,5 @@ def _cell(peer: dict[str, Any], column: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count."""
+    """Returns a number with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,5 +1,7 @@
-"""What it costs to keep a verdict as a trace, and what of it are a step's state and goal; see
-README.md."""
+"""Measures the cost of keeping a verdict as a trace, and a step's state and goal in it.
+
+See README.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _GOAL = f"{_HYPOTHESES}⊢ And q (Or r (Eq (HAdd.hAdd x z) (HAdd.hAdd y (HMul.hM
 
 
 class _Ends:
-    """A route whose requests end at once, with the reply that is next."""
+    """A route that ends each request at once, with the next reply."""
 
     def __init__(self) -> None:
         self.reply = Reply("accepted")
@@ -57,7 +59,7 @@ class _Nobody:
 
 
 def _state(number: int) -> str:
-    """As random as real ones, which are hashes."""
+    """Returns a state as random as real ones, which are hashes."""
     return blake2b(str(number).encode(), digest_size=32).hexdigest()
 
 
