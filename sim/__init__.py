@@ -1,1 +1,1 @@
-"""The scaler's proof: fleets in simulated time, under its policies and others."""
+"""Proves the scaler: fleets in simulated time, under its policies and others."""

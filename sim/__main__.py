@@ -1,7 +1,7 @@
-"""Runs every scenario under every policy from many seeds, and writes what it found.
+"""Runs every scenario under every policy from many seeds, and writes the results.
 
-``python -m sim`` writes results.json, the plots and the tables in README.md;
-``python -m sim --quick`` runs few seeds and prints the tables only.
+``python -m sim`` writes results.json, the plots and the tables in README.md. With ``--quick`` it
+runs few seeds and prints only the tables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Run(NamedTuple):
 def _run(run: _Run) -> tuple[Figures, dict[str, Any] | None]:
     scenario = _SCENARIOS[run.scenario]
     policy = policies(scenario, run.seed)[run.policy]()
-    # Only a scaler that knows of idle workers can have them go first.
+    # Only a scaler that knows the idle workers can end them first.
     outcome = Fleet(
         scenario, policy, run.seed, idle_first=run.policy in ("deadline", "oracle")
     ).run()
@@ -103,7 +103,7 @@ def main() -> None:
     before, rest = readme.read_text().split(_BEGIN)
     after = rest.split(_END)[1]
     readme.write_text(f"{before}{_BEGIN}\n{report(results)}{_END}{after}")
-    # Not above, so that the simulation itself needs nothing but Python.
+    # Imported here, so that the simulation itself needs nothing but Python.
     from sim.plot import draw
 
     draw(_HERE)

@@ -1,10 +1,9 @@
-"""A fleet in simulated time: a queue, workers that start, are preempted and drain, and a policy.
+"""Simulates a fleet: a queue, workers that start, are preempted and drain, and a policy.
 
-Requests wait in order of submission and are counted, not kept one by one; only those that run, and
-those that were given back, are objects. A worker that ends a request claims the next in the same
-moment; a request that comes to an idle fleet goes to any worker that has a free slot. All chance
-comes from the seed, one stream for each purpose, so that policies are compared on the same
-arrivals.
+Requests wait in order of submission. Waiting ones are only counted; running and returned ones are
+objects. A worker that ends a request claims the next in the same moment. A request that comes to an
+idle fleet goes to any worker with a free slot. All chance comes from the seed, one stream for each
+purpose, so policies meet the same arrivals.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Fleet:
         self._free: list[Worker] = []
         self._workers: dict[Worker, None] = {}
         self._order = scenario.workers
-        self._ready = self._using = 0  # workers, slots that use a CPU
+        self._ready = self._using = 0  # workers; slots that use a CPU
         self._leased = 0
         self._submitted = self._finished = self._lost = 0
         self._busy_s = self._cpu_s = self._ready_slot_s = self._slot_s = 0.0
@@ -230,7 +229,7 @@ class Fleet:
         worker.place = -1
 
     def _doom(self, worker: Worker) -> None:
-        """Preempted: every other time with 15 seconds' notice, otherwise without."""
+        """Preempts a worker: every other time with 15 seconds' notice, otherwise without."""
         if worker.gone or worker.leaving:
             return
         if self._fate.random() < 0.5:
@@ -241,7 +240,7 @@ class Fleet:
         self._fill()
 
     def _terminate(self, worker: Worker) -> None:
-        """It claims no more, and goes when it has nothing to do or its grace is over."""
+        """Lets a worker claim no more; it goes when it is idle or its grace is over."""
         worker.leaving = True
         if worker.ready_s is not None:
             self._ready -= 1
@@ -257,7 +256,7 @@ class Fleet:
             self._give_back(self._remove(worker), 0)
 
     def _remove(self, worker: Worker) -> list[Running]:
-        """The worker is no more; returns what it ran."""
+        """Removes a worker; returns the requests that it ran."""
         worker.gone = True
         del self._workers[worker]
         if worker.place >= 0:
@@ -277,7 +276,7 @@ class Fleet:
             self._doom(worker)
 
     def _fill(self) -> None:
-        """The cluster's own part: as many workers as are ordered."""
+        """Does the cluster's part: starts as many workers as are ordered."""
         there = [worker for worker in self._workers if not worker.leaving]
         for _ in range(self._order - len(there)):
             self._start_worker()
@@ -343,7 +342,7 @@ class Fleet:
         )
 
     def _out(self, spans: tuple[Span, ...]) -> float:
-        """When what is out now comes back; 0 if nothing is out."""
+        """Returns when the present outage ends; 0 if there is none."""
         for first, last in spans:
             if first <= self._now < last:
                 return last
@@ -356,7 +355,7 @@ class Fleet:
         for worker in list(self._workers):
             if worker.billed_s is not None:
                 self._slot_s += (self._now - worker.billed_s) * self._scenario.slots
-        # Those that still wait have waited so long at least.
+        # Waiting requests have waited at least so long.
         for submitted, count in self._queue:
             self._waits += [self._now - submitted] * count
         self._waits += [self._now - given.submitted_s for given in self._given]

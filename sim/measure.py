@@ -1,4 +1,4 @@
-"""The figures of a run, and what many seeds say about them."""
+"""Computes the figures of a run, and their intervals over many seeds."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def figures(scenario: Scenario, outcome: Outcome) -> Figures:
 
 
 def known(runs: Sequence[Figures], name: str) -> list[float]:
-    """The figure of all runs, or none at all where one does not have it."""
+    """Returns the figure of all runs; empty if one of them lacks it."""
     values = [run[name] for run in runs]
     return [value for value in values if value is not None] if None not in values else []
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """By the bootstrap, with chance of its own that is always the same."""
+    """Returns the bootstrap interval, with its own seed, so that it is always the same."""
     chance = Random("bootstrap")
     means = sorted(fmean(chance.choices(values, k=len(values))) for _ in range(_RESAMPLES))
     return Interval(fmean(values), means[_RESAMPLES // 40], means[-_RESAMPLES // 40 - 1])
 
 
 def difference(ours: Sequence[Figures], theirs: Sequence[Figures], name: str) -> Interval:
-    """Of the figure, seed by seed, which both runs must have."""
+    """Returns the interval of the difference, seed by seed; both runs must have the figure."""
     pairs = zip(known(ours, name), known(theirs, name), strict=True)
     return interval([our - their for our, their in pairs])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share does not exceed."""
+    """Returns the smallest value that at least this share of values does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

@@ -1,4 +1,4 @@
-"""What a simulated fleet consists of, what a policy sees of it, and what becomes of it."""
+"""The parts of a simulated fleet, a policy's view of it, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leanq.scale import Stats
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a policy may look at: the queue's statistics, and what a cluster measures by itself."""
+    """A policy's view: the queue's statistics, and the cluster's own measurements."""
 
     now_s: float
     stats: Stats
@@ -21,12 +21,12 @@ class View:
 
 
 class Policy(Protocol):
-    """Asked at each tick for the number of workers."""
+    """A policy, asked at each tick for the number of workers."""
 
     def __call__(self, view: View) -> int: ...
 
     def restart(self) -> None:
-        """Whatever was kept in memory is gone."""
+        """Forgets everything that was kept in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class Worker:
     ready_s: float | None = None
     leaving: bool = False
     gone: bool = False
-    place: int = -1  # among those with a free slot
+    place: int = -1  # its place among the workers with a free slot
     running: dict[int, Running] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ class Given:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run. Workers' time counts from the moment that there is a machine."""
+    """The outcome of a run. Workers' time counts from the moment that there is a machine."""
 
     waits_s: list[float]
     submitted: int

@@ -1,4 +1,4 @@
-"""Draws results.json: cost against wait, and what the fleets did, as PNG files beside it."""
+"""Draws results.json as PNG files beside it: cost against wait, and the fleets' courses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _COLOURS = {
 
 
 def trade(found: dict[str, Any], path: Path) -> None:
-    """A chart per scenario: cost to the right, p99 wait upwards, so that nearer to the corner is
-    better; crosses are the intervals."""
+    """Draws a chart per scenario: cost to the right, p99 wait upwards, intervals as crosses.
+
+    Points nearer to the corner are better.
+    """
     runs = found["runs"]
     figure, axes = plt.subplots(3, 4, figsize=(15, 10), layout="constrained")
     for axis, (name, policies) in zip(axes.flat, runs.items(), strict=False):
@@ -56,7 +58,7 @@ def trade(found: dict[str, Any], path: Path) -> None:
 
 
 def courses(found: dict[str, Any], path: Path) -> None:
-    """For the first seed, the order of workers (lines) and the queue under our policy (grey)."""
+    """Draws the first seed's order of workers (lines), and the queue under our policy (grey)."""
     lines = found["courses"]
     figure, axes = plt.subplots(3, 4, figsize=(15, 10), layout="constrained")
     for axis, (name, policies) in zip(axes.flat, lines.items(), strict=False):

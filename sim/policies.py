@@ -1,4 +1,4 @@
-"""The policies that size the simulated fleets: ours, the reference, and what others would run."""
+"""The policies that size the simulated fleets: ours, the reference, and common autoscalers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STABILIZATION_S = 300.0
 _COOLDOWN_S = 300.0
 _DRAINS = 1 / 3
 _MINUTE_S = 60.0
-# The reference clears a backlog within so many minutes, and acts on no older statistics.
+# The reference clears a backlog within so many minutes, and ignores older statistics.
 _CLEAR_MIN, _STALE_S = 5.0, 60.0
 
 
@@ -41,10 +41,11 @@ class Deadline:
 
 
 class Autoscaler:
-    """What Kubernetes' HPA makes of a desired number: tolerance, steps up, stabilization down.
+    """Bounds a desired number as Kubernetes' HPA does: tolerance, steps up, stabilization down.
 
-    Up by as many workers as there are, or 4, every 15 s; down to the largest recommendation of the
-    past 300 s, which are the defaults of its v2 API. A restart of our scaler does not touch it.
+    It uses the defaults of the HPA's v2 API. It steps up by as many workers as there are, or by 4,
+    every 15 s. It steps down to the largest recommendation of the past 300 s. A restart of our
+    scaler does not touch it.
     """
 
     def __init__(self, most: int) -> None:
@@ -63,7 +64,7 @@ class Autoscaler:
 
 
 class ByCPU:
-    """An HPA on CPU with a target for the average use of ready workers."""
+    """An HPA on CPU, with a target for the average use of ready workers."""
 
     def __init__(self, slots: int, most: int, target: float = 0.9) -> None:
         self._slots, self._target = slots, target
@@ -88,20 +89,20 @@ class ByCPU:
         if abs(ratio - 1) <= _TOLERANCE:
             return order
         if ratio > 1 and ready < order:
-            # Workers that are not ready count as if they used nothing, and may turn it around.
+            # Unready workers count as unused; that may cancel the step up.
             ratio *= ready / order
             return order if ratio <= 1 + _TOLERANCE else math.ceil(ratio * order)
         return math.ceil(ratio * ready)
 
     def restart(self) -> None:
-        """Belongs to the cluster, and goes on."""
+        """Keeps its memory, which belongs to the cluster."""
 
 
 def by_reference(stats: Stats, memory: Memory, most: int) -> tuple[int, Memory]:
     """Returns how many workers the reference policy wants, from 1 to ``most``, and its memory.
 
-    It counts what the past minute has finished. Where nothing was finished it holds the order, and
-    where less waits than a minute finishes it leaves the fleet to the CPU's autoscaler.
+    It counts the requests finished in the past minute. If none finished, it holds the order. If
+    fewer wait than a minute finishes, it leaves the fleet to the CPU's autoscaler.
     """
     if stats.age_s > _STALE_S:
         return min(max(stats.order, 1), most), memory
@@ -122,8 +123,8 @@ def by_reference(stats: Stats, memory: Memory, most: int) -> tuple[int, Memory]:
 class Reference:
     """The reference policy as the HPA's minimum, and the HPA on CPU above it.
 
-    It decides once a minute, as its statistics are of a minute. Oftener it would see a burst with
-    the completions of the time before, and order ten times as many.
+    It decides once a minute, since its statistics cover a minute. If it decided more often, it
+    would see a burst with the completions of the time before, and order ten times as many.
     """
 
     def __init__(self, slots: int, most: int) -> None:
@@ -166,15 +167,15 @@ class Keda:
         return self._autoscaler.bounded(view.now_s, order, desired, 1)
 
     def restart(self) -> None:
-        """Its metrics come from the cluster's own operator."""
+        """Keeps its metrics, which come from the cluster's own operator."""
 
 
 class Oracle:
     """Knows all arrivals and the mean work, and orders a start ahead.
 
-    Enough for whatever arrives within any span of time to be done by ``slack_s`` after the span,
-    and the square root of the load above what arrives in a minute. It gives nothing back while a
-    queue is longer than a tick's work, and of workers with long requests only idle ones.
+    It orders enough to do all arrivals of any span of time by ``slack_s`` after the span. It also
+    covers the load of a minute's arrivals and its square root. It gives nothing back while the
+    queue is longer than a tick's work. Of workers with long requests it gives back only idle ones.
     """
 
     slack_s = 300.0
@@ -216,11 +217,11 @@ class Oracle:
         return min(self._most, order)
 
     def restart(self) -> None:
-        """It knows everything anyway."""
+        """Loses nothing, since it knows everything."""
 
 
 def policies(scenario: Scenario, seed: int) -> dict[str, Callable[[], Policy]]:
-    """A maker for each policy by its name, ours first."""
+    """Returns a maker for each policy by its name, ours first."""
     most = MOST if scenario.bundle == 1 else 500_000 // (scenario.slots * scenario.bundle)
     slots = scenario.slots * scenario.bundle
     ours = ScaleSettings(slots=slots, max_workers=most)

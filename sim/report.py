@@ -1,4 +1,4 @@
-"""The tables of README.md from the runs' figures."""
+"""Makes the tables of README.md from the runs' figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = {
 
 
 def report(found: Mapping[str, Any]) -> str:
-    """Everything that the command found, as Markdown."""
+    """Returns all results as Markdown."""
     runs: Runs = found["runs"]
     seeds = found["seeds"]
     lines = [
@@ -79,7 +79,7 @@ def _targets(runs: Runs) -> list[str]:
 
 
 def verdict(policies: Mapping[str, Sequence[Figures]]) -> str:
-    """Of the deadline policy beside the reference, by the intervals of the differences alone."""
+    """Compares the deadline policy with the reference, by the intervals of their differences."""
     cost = difference(policies["deadline"], policies["reference"], "cost")
     wait = difference(policies["deadline"], policies["reference"], "p99_s")
     if cost.high < 0 and wait.high < 0:

@@ -1,4 +1,4 @@
-"""What happens to the fleets."""
+"""The scenarios: arrivals, preemptions and outages for the fleets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _MIN = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Times in seconds from the start.
+    """A scenario. Times are in seconds from the start.
 
     Attributes:
-        arrivals: from chance, when and how many, in order.
-        work_s: the mean for requests submitted at a time; they are lognormal about it, with the
-            ratio ``spread`` of standard deviation to mean.
+        arrivals: takes a random source; yields when and how many, in order.
+        work_s: the mean for requests submitted at a given time. Work is lognormal; ``spread`` is
+            its standard deviation over its mean.
         workers: there and ready at the start, with ``slots`` each.
-        bundle: for how many requests and slots each simulated one stands.
-        life_s: after which a machine is preempted, on average.
-        storms: when what share of all workers is preempted at once.
-        stock_outs, outages, restarts: when no machine is to be had, when the server is away, and
-            when the scaler is, which forgets everything.
-        mark_s: the time to clear is counted from here, until all that was submitted by then ended.
+        bundle: how many requests and slots each simulated one stands for.
+        life_s: a machine's mean time until it is preempted.
+        storms: times at which a share of all workers is preempted at once.
+        stock_outs, outages, restarts: spans without new machines, spans without the server, and
+            spans without the scaler, which forgets everything.
+        mark_s: start of the time to clear, which lasts until all requests submitted before have
+            ended.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Scenario:
 def poisson(
     rate: Callable[[float], float], most: float, until_s: float
 ) -> Callable[[Random], Arrivals]:
-    """Arrivals one by one at a rate that changes and is never above ``most``, per second."""
+    """Returns single arrivals at a rate per second that changes and is never above ``most``."""
 
     def arrivals(chance: Random) -> Iterator[tuple[float, int]]:
         now = 0.0
@@ -66,7 +67,7 @@ def poisson(
 
 
 def bursts(times: Iterable[float], count: int) -> Callable[[Random], Arrivals]:
-    """So many at once at each of the times, or up to a minute later."""
+    """Returns so many arrivals together at each of the times, or up to a minute later."""
 
     def arrivals(chance: Random) -> Iterator[tuple[float, int]]:
         for at in times:
@@ -83,7 +84,7 @@ def both(*parts: Callable[[Random], Arrivals]) -> Callable[[Random], Arrivals]:
 
 
 def _line(now: float, *points: tuple[float, float]) -> float:
-    """Straight lines through the points."""
+    """Returns the value at ``now`` of straight lines through the points."""
     for (x, y), (to_x, to_y) in pairwise(points):
         if now < to_x:
             return y + (to_y - y) * max(0.0, now - x) / (to_x - x)
