@@ -1,1 +1,1 @@
-"""What stands below the worker: requests claimed, run in slots, and settled."""
+"""The layer below the worker: it claims requests, runs them in slots, and settles them."""

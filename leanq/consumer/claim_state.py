@@ -1,4 +1,4 @@
-"""When a consumer claims: one state, changed by named events and by nothing else.
+"""Says when a consumer claims: one state, which named events alone change.
 
 ``Demand`` says whether a claim is due:
 
@@ -23,13 +23,15 @@
 | ``claim_answered``, else | | | | | QUIET | DUE |
 | ``disconnected`` | DUE | DUE | DUE | DUE | DUE | DUE |
 
-An empty cell is an event that cannot happen then, ``=`` one that changes nothing. A wake-up is
-never lost: after ``notified`` a claim stays due until one has been sent after it.
+In an empty cell the event cannot happen; ``=`` changes nothing. A wake-up is never lost: after
+``notified`` a claim stays due until one has been sent after it.
 
-Two facts stand beside the demand. ``listening``: whether the listener waits for the environments'
-wake-ups; a worker without a free slot leaves them to idle workers, so what ends there makes a
-claim due. ``in_doubt``: whether the server may believe that this worker holds other requests than
-it does, which ``reconcile`` settles.
+Two facts stand beside the demand:
+
+- ``listening``: the listener waits for the environments' wake-ups. A worker without a free slot
+leaves them to idle workers, so a request that ends there makes a claim due.
+- ``in_doubt``: the server may believe that this worker holds other requests than it does.
+``reconcile`` settles that.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from enum import Enum, auto
 
 
 class Demand(Enum):
-    """Whether a claim is due; the table is at the top of the module."""
+    """Says whether a claim is due; the module's table explains each value."""
 
     QUIET = auto()
     EXPECTING = auto()
@@ -71,7 +73,7 @@ class ClaimState:
 
     @property
     def claim_is_due(self) -> bool:
-        """Returns whether a claim is to be sent, as soon as there are free slots."""
+        """Returns whether to send a claim as soon as there are free slots."""
         return self.demand in (Demand.DUE, Demand.BACKLOG)
 
     @property
@@ -80,22 +82,22 @@ class ClaimState:
         return self.demand is Demand.BACKLOG
 
     def notified(self) -> None:
-        """Requests may wait: a wake-up, a renewal that saw some."""
+        """Notes that requests may wait: a wake-up came, or a renewal saw some."""
         self.demand = _AFTER_NOTICE.get(self.demand, self.demand)
 
     def request_ended(self) -> None:
-        """A request has ended here, and its slot is free."""
+        """Notes that a request has ended here, and its slot is free."""
         # A listener that has heard nothing since the last claim need not ask again.
         if self.demand is not Demand.QUIET or not self.listening:
             self.notified()
 
     def claim_sent(self) -> None:
-        """A claim is under way, and may not see what arrives from here on."""
+        """Notes that a claim is under way; it may not see what arrives from here on."""
         assert self.claim_is_due, f"a claim was sent in {self.demand}"
         self.demand = Demand.CLAIMING
 
     def claim_answered(self, *, got_all: bool, ask_again: bool, expect_more: bool) -> None:
-        """The claim was answered.
+        """Notes the answer to the claim.
 
         Args:
             got_all: as many requests came as were wanted, so others may be left.
@@ -112,18 +114,18 @@ class ClaimState:
             self.demand = Demand.EXPECTING if expect_more else Demand.QUIET
 
     def disconnected(self) -> None:
-        """A call failed, and may have happened all the same."""
+        """Notes that a call failed, which may have happened all the same."""
         self.demand = Demand.DUE
         self.in_doubt = True
 
     def compared(self, *, equal: bool) -> None:
-        """The server said how many requests this worker holds: as many as it does, or not."""
+        """Notes whether the server's count of this worker's requests equals the worker's own."""
         self.in_doubt = not equal
 
     def reconciled(self) -> None:
-        """Both sides agree on what this worker holds."""
+        """Notes that both sides agree on what this worker holds."""
         self.in_doubt = False
 
     def should_listen_again(self, available: int) -> bool:
-        """Whether the listener, which left the wake-ups to others, should be called back."""
+        """Returns whether to call the listener back, which left the wake-ups to others."""
         return not self.listening and available > 0 and not self.claim_is_due

@@ -1,12 +1,11 @@
 """A worker's consumer of one shard: it claims, settles, renews the lease and gives back.
 
-One task, the *consumer*, makes all calls to the shard, one at a time, so that after each of them
-it can compare what the worker holds with what the server believes it holds. A second task, the
-*listener*, blocks on the environments' wake-ups. :mod:`leanq.consumer.claim_state` says when a
-claim is due.
+One task, the *consumer*, makes all calls to the shard, one at a time. So after each call it can
+compare what the worker holds with what the server believes it holds. A second task, the *listener*,
+blocks on the environments' wake-ups. :mod:`leanq.consumer.claim_state` says when a claim is due.
 
-A call whose answer was lost may have happened: settlements are simply sent again, and requests
-that a lost claim brought are reconciled from the processing list.
+A call whose answer was lost may have happened. The consumer sends its settlements again, and
+reconciles the requests of a lost claim from the processing list.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from leanq.queue.worker_queue import WorkerQueue
 
 log = logging.getLogger("leanq.worker")
 
-# So many idle workers renew as often as one alone would; more of them share that.
+# Up to this many idle workers renew as often as one alone would; more of them share that rate.
 _WATCHERS = 50
 _MAX_IDLE_FACTOR = 6.0
 
@@ -58,7 +57,7 @@ class WorkerTimings:
 
 
 class Consumer:
-    """Keeps the worker's slots filled from one shard. Closes ``shard`` in the end.
+    """Keeps the worker's slots filled from one shard, and closes ``shard`` in the end.
 
     Attributes:
         state: whether a claim is due.
@@ -98,17 +97,17 @@ class Consumer:
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
         self._renew_at_s = time.monotonic() + self._renew_every_s
-        # Of results since the last heartbeat: their environments, how long they took.
+        # Counts results since the last heartbeat by environment and times.
         self._times = Counter[tuple[str, Times]]()
-        # What was published of the environments.
+        # The environments' descriptions as this worker published them.
         self._published: Mapping[str, Mapping[str, object]] = {}
-        # The shard may know the worker, though its answer was lost.
+        # The shard may know the worker even if its answer was lost.
         self._may_be_known = False
 
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
         about = self._about
-        # This worker's alone, where the rest is the environment's.
+        # Only the worker itself is degraded; the rest describes the environment.
         degraded = {name: said["degraded"] for name, said in about.items() if "degraded" in said}
         environments = {
             name: wire.pack_info({k: v for k, v in said.items() if k != "degraded"})
@@ -122,12 +121,12 @@ class Consumer:
         self._may_be_known = True
         await self._queue.register(self._worker, info, environments, fingerprints)
         self._published = about
-        # Whether those of another fingerprint still live is asked only where there were any.
+        # Ask which workers are alive only if an environment had another fingerprint before.
         if any(known and before.get(name, known) != known for name, known in fingerprints.items()):
             self._warn_of_others(fingerprints, await OperatorQueue(self._shard).status())
 
     async def _rejoin(self) -> None:
-        """Enters the fleet again, of which the server may have forgotten everything."""
+        """Enters the fleet again after the server may have forgotten everything."""
         log.warning(
             "shard %d no longer knew worker %s, as after a lease that expired, a failover or a "
             "FLUSHALL: it joins again",
@@ -137,12 +136,12 @@ class Consumer:
             try:
                 await announce_shape(self._shard)
             except UsageError as error:
-                # Of two fleets that began anew the other was faster; what this one holds goes on.
+                # Another fleet was faster to begin anew; the requests that this worker holds go on.
                 log.error("%s", error)
         await self.join()
 
     def _warn_of_others(self, fingerprints: Mapping[str, str], status: Status) -> None:
-        """Says so where living workers offer something else under a name of this worker's."""
+        """Warns if living workers offer another environment under a name of this worker's."""
         for name, stats in environments_of(status).items():
             ours = fingerprints.get(name)
             others = {found: n for found, n in stats.fingerprints.items() if found != ours}
@@ -158,7 +157,7 @@ class Consumer:
                 )
 
     def wake(self) -> None:
-        """A slot is free, or nothing is to be claimed any more."""
+        """Wakes the consumer: a slot is free, or nothing is to be claimed any more."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -179,7 +178,7 @@ class Consumer:
             async with asyncio.timeout(self._timings.leave_s):
                 await self._give_all_back()
         except (UnavailableError, TimeoutError) as error:
-            # The lease lapses, and the reaper does the same.
+            # The lease lapses, and the reaper gives the requests back.
             held = len(self.requests.jobs)
             log.warning("left without giving %d requests back: %r", held, error)
 
@@ -225,7 +224,7 @@ class Consumer:
                     self.state.listening = True
                     await self._queue.notify_worker(self._worker)
                 if failed:
-                    # After an error there was a call: what is held is in doubt.
+                    # A call failed, so the worker and the server may disagree on what is held.
                     log.info("shard %d answers again", self._shard.keys.shard)
                 pauses, failed = self._backoff(), False
             except UnavailableError as error:
@@ -242,7 +241,7 @@ class Consumer:
             self.requests.has_results or self.state.in_doubt or any(self.requests.returns.values())
         )
         if due or self._share > 0:
-            # One turn of the loop, so that results of the same moment travel together.
+            # Yield to the loop once, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
         until = min(self._renew_at_s, self.requests.patient_until_s)
@@ -252,7 +251,7 @@ class Consumer:
         self._wake.clear()
 
     async def _settle_and_claim(self) -> None:
-        """Settles what is finished and claims for the free slots, in one call."""
+        """Settles finished requests and claims for the free slots, in one call."""
         batch = self.requests.next_settlements()
         pool = self._slot_pool
         busy = pool.slots.taken + pool.slots.waiting + self.requests.finished_beside(batch)
@@ -305,7 +304,7 @@ class Consumer:
         if not renewed.known:
             await self._rejoin()
         elif self._about != self._published:
-            # Verdicts remembered for the environment no longer count.
+            # Publish again: remembered verdicts no longer count for a changed environment.
             await self.join()
         for request_id in renewed.timed_out:
             log.warning("%s exceeded its run timeout and was taken away", request_id)
@@ -316,14 +315,13 @@ class Consumer:
                 log.info("reaped: %d requeued, %d poisoned", reaped.requeued, reaped.poisoned)
         if renewed.held != len(self.requests.jobs):
             self.state.compared(equal=False)
-        # A wake-up can be lost with its connection, and a quarantined request can have
-        # ended elsewhere.
+        # A wake-up can be lost with its connection, and a quarantined request can end elsewhere.
         if renewed.waiting > 0:
             self.state.notified()
         self._slot_pool.emptying = False
 
     async def _heartbeat(self, environments: Collection[str]) -> Renewed:
-        """Renews the lease, and tells how long results took."""
+        """Renews the lease, and reports how long results took."""
         times = self._times.copy()
         renewed = await self._queue.renew(
             self._worker, environments, idle_factor=self.idle_factor, times=times
@@ -346,7 +344,7 @@ class Consumer:
     async def _listen(self) -> None:
         pauses = self._backoff()
         while True:
-            # A busy worker must not take tokens off the wake-up, which are for idle ones.
+            # Wake-up tokens are for idle workers, so a busy one must not take them.
             self.state.listening = self._slot_pool.available > 0
             environments = list(self._drivers) if self.state.listening else []
             try:
@@ -364,7 +362,7 @@ class Consumer:
                 self._claim_soon()
 
     async def _on_wakeup(self) -> None:
-        """Has this worker claim, or wakes an idle one."""
+        """Makes this worker claim, or wakes an idle one."""
         if self._slot_pool.available <= 0:
             for environment in self._drivers:
                 await self._queue.notify(environment)
@@ -378,9 +376,9 @@ class Consumer:
         self._wake.set()
 
     async def _until_claimed(self) -> None:
-        # The listener waits so long, or one worker would take every token.
+        # Without this wait one worker would take every token.
         await _wait(self._claimed, time.monotonic() + 1.0)
-        # What the claim brought comes first: it may have ended, and is settled before.
+        # Requests of the claim may have ended already: settle them first.
         await asyncio.sleep(0)
 
     # Giving back
@@ -394,23 +392,23 @@ class Consumer:
         if self._times:
             await self._heartbeat(())
         await self._give_back()
-        # The grace may have ended before the answer to a claim came.
+        # A claim's answer may have come too late for the stopped requests: ask the server.
         jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)
         leases = [(job.request_id, job.token) for job in (*self.requests.jobs, *jobs)]
         given = await self._queue.release(self._worker, leases, leave=True)
         log.info("worker %s left; %d requests given back", self._worker, given)
 
     def _return_waiting(self) -> None:
-        """Gives back what was claimed ahead, where it would wait too long for a slot."""
+        """Gives back requests claimed ahead that would wait too long for a slot."""
         if time.monotonic() >= self.requests.patient_until_s:
-            # It waits behind something long, which shows in no average yet.
+            # They wait behind a long request, which shows in no average yet.
             self._slot_pool.run_time.add(self._timings.claimed_ahead_wait_s)
         elif not (self._slot_pool.draining or self._slot_pool.emptying):
             return
         self.requests.return_waiting()
 
     async def _give_back(self) -> None:
-        """Gives back what this machine failed at, or does not understand."""
+        """Gives back requests that this machine failed at or does not understand."""
         for how, returns in self.requests.returns.items():
             if batch := returns[:]:
                 await self._queue.release(self._worker, batch, how=how)
@@ -424,7 +422,7 @@ class Consumer:
 
 
 async def _wait(event: asyncio.Event, until_s: float) -> None:
-    """Waits for the event, which the clock sets at last: asyncio's timeouts cost as much again."""
+    """Waits for the event or until ``until_s``. asyncio's own timeouts cost twice as much."""
     alarm = asyncio.get_running_loop().call_at(until_s, event.set)
     try:
         await event.wait()

@@ -28,13 +28,13 @@ from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 
 log = logging.getLogger("leanq.worker")
 
-# A call is bounded in bytes, since a script that moves megabytes delays all clients.
+# A script that moves megabytes delays all clients, so each call is bounded in bytes.
 _SETTLE_BYTES = 1 << 20
 _PAUSE_AFTER_DEFERRING_S = 0.5
 
 
 class _Held(Struct, eq=False):
-    """A request whose lease this worker has; ``end``: its result, or how it goes back."""
+    """A request whose lease this worker has. ``end`` is its result, or how it goes back."""
 
     job: Job
     end: Settlement | Returning | None = None
@@ -43,9 +43,9 @@ class _Held(Struct, eq=False):
 class HeldRequests:
     """The requests of one shard; each runs as soon as a slot is free.
 
-    A *runner* is a task that runs requests one after the other, until none is left to begin with.
-    As long as they end without waiting for anything one runner is enough; when one waits, each of
-    those behind it gets a runner of its own.
+    A *runner* is a task that runs requests one after the other until none is left to begin. While
+    requests end without waiting, one runner is enough. When one waits, each request behind it gets
+    a runner of its own.
 
     Attributes:
         returns: (request id, token) of requests to be given back, by how.
@@ -75,31 +75,30 @@ class HeldRequests:
         self._claimed_ahead_wait_s = claimed_ahead_wait_s
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
-        # Requests that were claimed ahead, and since when the first of them waits.
+        # Requests claimed ahead, and the time since which the first of them waits.
         self._waiting: deque[_Held] = deque()
         self._waiting_since_s = 0.0
-        # Requests that have a slot and have not begun, and whether something is scheduled that
-        # begins with them.
+        # Requests that have a slot and have not begun, and whether a task that begins them is due.
         self._ready: deque[_Held] = deque()
         self._due = False
         self._runners: set[asyncio.Task[None]] = set()
-        # Requests that have begun, and their runners: also those no longer held, while their driver
-        # cleans up.
+        # Requests that have begun, by their runners. A dropped one stays until its driver has
+        # cleaned up.
         self._running: dict[_Held, asyncio.Task[None]] = {}
 
     @property
     def jobs(self) -> list[Job]:
-        """Every request whose lease is this worker's, finished or not."""
+        """Returns every request whose lease is this worker's, finished or not."""
         return [held.job for held in self._held.values()]
 
     @property
     def has_results(self) -> bool:
-        """Returns whether something is to be settled."""
+        """Returns whether there are results to settle."""
         return bool(self._results)
 
     def start(self, job: Job) -> None:
         """Runs a request that was claimed, or keeps it until a slot is free."""
-        # It may run here already, for a lease that expired before the worker noticed.
+        # It may still run here under a lease that expired before the worker noticed.
         if job.request_id in self._held:
             self.drop(job.request_id)
         held = self._held[job.request_id] = _Held(job)
@@ -113,11 +112,14 @@ class HeldRequests:
 
     @property
     def patient_until_s(self) -> float:
-        """Returns when to give back requests that still wait for a slot; of the monotonic clock."""
+        """Returns the monotonic time at which to give back requests that still wait for a slot."""
         return self._waiting_since_s + self._claimed_ahead_wait_s if self._waiting else math.inf
 
     def return_waiting(self) -> None:
-        """Gives back requests that wait for a slot, uncounted: other workers may be idle."""
+        """Gives back requests that wait for a slot, without counting an attempt.
+
+        Other workers may be idle.
+        """
         self.returns["requeue"] += ((held.job.request_id, held.job.token) for held in self._waiting)
         self._slot_pool.slots.waiting -= len(self._waiting)
         self._waiting.clear()
@@ -138,7 +140,7 @@ class HeldRequests:
         self._due = False
         runner = asyncio.current_task()
         assert runner is not None
-        # A driver may have caught what cancelled its request.
+        # A driver may swallow the cancellation of its request.
         while self._ready and not runner.cancelling():
             held = self._ready.popleft()
             if self._ready and not self._due:
@@ -148,7 +150,7 @@ class HeldRequests:
             self._finish(held, await self._end_of(held))
 
     def _add_runners(self) -> None:
-        """Adds one for each request that is left by now, since those before it wait."""
+        """Adds a runner for each request that has not begun: those before them wait."""
         self._due = False
         for _ in range(len(self._ready)):
             self._add_runner()
@@ -162,12 +164,12 @@ class HeldRequests:
         self._notify()
 
     def forget(self, request_id: str) -> _Held | None:
-        """The server has taken the request's end; nothing of it is kept."""
+        """Forgets a request whose end the server has taken, and returns what was kept of it."""
         self._results.pop(request_id, None)
         return self._held.pop(request_id, None)
 
     def next_settlements(self) -> list[Settlement]:
-        """The results to be settled next: all of them, within the bytes of one call."""
+        """Returns the results to settle next: all of them, within the bytes of one call."""
         batch: list[Settlement] = []
         size = large = 0
         for item in self._results.values():
@@ -187,7 +189,7 @@ class HeldRequests:
 
     async def stop(self) -> None:
         """Stops all running requests, and waits until the drivers have cleaned up."""
-        # Nothing takes the slots that become free.
+        # Clear the waiting requests first, so that none takes a slot that becomes free.
         self._slot_pool.slots.waiting -= len(self._waiting)
         self._waiting.clear()
         for held in (*self._ready, *self._running):
@@ -217,7 +219,7 @@ class HeldRequests:
             self._run(self._waiting.popleft())
 
     async def _end_of(self, held: _Held) -> Settlement | Returning:
-        """Runs a request; its result, or how it goes back."""
+        """Runs a request, and returns its result or how it goes back."""
         job = held.job
         started_s = time.monotonic()
         logs.ABOUT.set(logs.About(job.request_id, job.attempts, self._worker, job.environment))
@@ -231,17 +233,17 @@ class HeldRequests:
             self._slot_pool.breaker.pause(_PAUSE_AFTER_DEFERRING_S)
             return "defer"
         except ToolchainError as error:
-            # Whatever the request was, it is not to blame.
+            # Lean itself is broken here, so the request is not to blame.
             log.error("%s is given back: %s", job.request_id, error)
             self._slot_pool.quarantine(error)
             return "requeue"
         except WorkerError as error:
-            # The attempt counts, in case the request is what breaks machines.
+            # Count the attempt: the request may be what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
             self._slot_pool.breaker.failed(error)
             return "retry"
         except Exception as error:
-            # A defect of leanq's would recur on every worker that claims the request.
+            # A defect in leanq would recur on every worker that claims the request.
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             ran_s = time.monotonic() - started_s
@@ -251,12 +253,14 @@ class HeldRequests:
         return settlement
 
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
-        """Keeps the end, or how the request goes back, for the consumer; unless it was dropped
-        meanwhile and belongs to another worker by now."""
+        """Keeps a request's end for the consumer, unless the request was dropped meanwhile.
+
+        A dropped request may belong to another worker by now.
+        """
         held.end = end
         if self._held.get(held.job.request_id) is held:
             self._keep_end(held)
-        # Not only when the task ends, so that the consumer can claim with the call that settles.
+        # Free the slot before the task ends, so that the call that settles can also claim.
         self._vacate(held)
         self._notify()
 
@@ -287,7 +291,7 @@ class HeldRequests:
     def _settlement(self, job: Job, ran_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
-        # An outcome of the infrastructure's may differ the next time.
+        # Only Lean's own verdicts last; one of the infrastructure may differ the next time.
         lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
         if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):

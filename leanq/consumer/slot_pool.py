@@ -1,7 +1,7 @@
 """The slots of a worker, which the consumers of all shards share.
 
-Four small parts, each of which can be understood and tested alone: a counter of slots, turns
-between consumers, averages of durations, and a circuit breaker.
+It has four small parts, which can be tested alone: a counter of slots, turns between consumers,
+averages of durations, and a circuit breaker.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from leanq.errors import WorkerError
 from leanq.queue.settings import Settings
 
 CLAIMED_AHEAD_WAIT_S = 0.25
-"""A request claimed ahead is given back when it has waited so long for a slot, in seconds."""
+"""Seconds that a request claimed ahead waits for a slot before it is given back."""
 PAUSE_AFTER_FAILURE_S = 2.0
-"""After a failure of its machine, a worker claims nothing for so long, in seconds."""
+"""Seconds without claims after a worker's machine has failed."""
 
-# Requests are claimed ahead only where they take less than this on average: beyond it a round trip
-# hardly counts.
+# Claim ahead only if requests take less than this on average: beyond it a round trip hardly counts.
 _SHORT_S = 0.05
 _MAX_WAITING = 64
-# The weight of the newest value in an average. One run of CLAIMED_AHEAD_WAIT_S then ends all
-# claiming ahead.
+# The weight of the newest value in an average. One wait of CLAIMED_AHEAD_WAIT_S then stops claiming
+# ahead.
 _NEWEST_WEIGHT = 0.2
-# As many as a request has attempts: a worker that is alone condemns the request that breaks it.
+# A request's attempts: a worker that is alone condemns the request that breaks it.
 _FAILURES_IN_A_ROW = Settings.max_attempts
 
 
 class SlotCounter:
-    """Counts what fills the slots.
+    """Counts slots and the requests in them.
 
     Attributes:
         count: how many slots there are.
@@ -48,16 +47,16 @@ class SlotCounter:
 
     @property
     def free(self) -> int:
-        """Slots in which nothing runs."""
+        """Returns the number of slots in which nothing runs."""
         return self.count - self.taken
 
     def take(self, *, isolated: bool) -> None:
-        """A request runs."""
+        """Counts a request that begins to run."""
         self.taken += 1
         self.isolated += isolated
 
     def give(self, *, isolated: bool) -> None:
-        """A request has ended."""
+        """Counts a request that has ended."""
         self.taken -= 1
         self.isolated -= isolated
 
@@ -72,7 +71,7 @@ class SlotCounter:
 
 
 class Turns:
-    """Consumers that want to claim take turns, in the order in which they asked."""
+    """Gives turns to consumers that want to claim, in the order in which they asked."""
 
     def __init__(self) -> None:
         self._waiting: deque[object] = deque()
@@ -81,13 +80,13 @@ class Turns:
         return len(self._waiting)
 
     def ask(self, consumer: object) -> bool:
-        """Queues the consumer; whether it is its turn."""
+        """Queues the consumer; returns whether it is its turn."""
         if consumer not in self._waiting:
             self._waiting.append(consumer)
         return self._waiting[0] is consumer
 
     def end(self, consumer: object) -> bool:
-        """The consumer has claimed, or cannot; whether that lets another one go on."""
+        """Ends the consumer's turn; returns whether another one may go on."""
         if consumer not in self._waiting:
             return False
         self._waiting.remove(consumer)
@@ -95,7 +94,7 @@ class Turns:
 
 
 class Average:
-    """A moving average of durations, in seconds; 0 before the first."""
+    """Keeps a moving average of durations, in seconds; it is 0 before the first."""
 
     def __init__(self) -> None:
         self.value_s = 0.0
@@ -109,12 +108,12 @@ class Average:
 
 
 class CircuitBreaker:
-    """Keeps a machine that fails from claiming, and ends its worker when it goes on failing.
+    """Keeps a failing machine from claiming, and ends its worker if the failures go on.
 
     Attributes:
-        paused_until_s: before this time nothing is claimed, by the clock.
+        paused_until_s: the time by ``clock`` before which nothing is claimed.
         quarantined: nothing is claimed until Lean is known to work here again.
-        fault: the last of several failures in a row, when the worker should end rather than churn.
+        fault: the last of several failures in a row, after which the worker should end.
 
     Args:
         pause_s: seconds without claims after a failure.
@@ -139,34 +138,34 @@ class CircuitBreaker:
         self.paused_until_s = self._clock() + seconds
 
     def succeeded(self) -> None:
-        """The machine has done its part."""
+        """Notes that the machine has done its part."""
         self._failures = 0
 
     def failed(self, error: WorkerError) -> None:
-        """The machine has failed."""
+        """Notes a failure of the machine, and pauses."""
         self._failures += 1
         self.pause(self._pause_s)
         if self._failures >= _FAILURES_IN_A_ROW:
             self.fault = error
 
     def quarantine(self, error: WorkerError) -> None:
-        """Lean does not work here. What runs at that time counts as one failure."""
+        """Stops claims: Lean does not work here. Requests then running count as one failure."""
         if not self.quarantined:
             self.quarantined = True
             self.failed(error)
 
 
 class SlotPool:
-    """What the consumers of a worker may claim, from the four parts and two switches.
+    """Says how much the consumers of a worker may claim, from the four parts and two switches.
 
-    A consumer with much to claim leaves a part of what is free to those that wait for their turn.
+    A consumer with much to claim leaves a part of the free slots to those that wait for their turn.
 
     Attributes:
         slots: counts what fills the slots.
         breaker: stops claims after failures.
         run_time, call_time: how long a request and a call to the server take on average.
         draining: nothing is claimed any more.
-        emptying: all should come to an end, so that a quarantined request can run isolated.
+        emptying: all requests should end, so that a quarantined one can run isolated.
 
     Args:
         count: requests at a time.
@@ -197,20 +196,20 @@ class SlotPool:
 
     @property
     def may_claim(self) -> bool:
-        """Returns whether anything may be claimed, where a slot is free."""
+        """Returns whether requests may be claimed if a slot is free."""
         if self.draining or self.slots.isolated or (self.emptying and self.slots.taken):
             return False
         return self.breaker.closed
 
     def quarantine(self, error: WorkerError) -> None:
-        """Lean does not work here: nothing is claimed until it does."""
+        """Stops claims until Lean works here again."""
         self.breaker.quarantine(error)
         self._changed()
 
     def share(self, consumer: object, *, ahead: bool) -> int:
         """Returns how many requests the consumer, which wants some, may claim now.
 
-        ``ahead``: count the slots that will soon be free too, if requests are short.
+        ``ahead``: also count slots that will soon be free, if requests are short.
         """
         first = self._turns.ask(consumer)
         if not (first and self.may_claim):
@@ -222,19 +221,19 @@ class SlotPool:
 
     @property
     def _max_waiting(self) -> int:
-        # One for each slot, since all may be free at the same moment, and the more of them the more
-        # run while one call to the server is under way.
+        # All slots may become free at once, so one request waits for each, and more if several
+        # would run during one call to the server.
         run_s = self.run_time.value_s
         if not 0 < run_s < _SHORT_S:
             return 0
         return min(_MAX_WAITING, self.slots.count * math.ceil(self.call_time.value_s / run_s))
 
     def end_turn(self, consumer: object) -> None:
-        """The consumer has claimed, or cannot."""
+        """Ends the turn of a consumer that has claimed or cannot."""
         if self._turns.end(consumer):
             self._changed()
 
     def give(self, *, isolated: bool) -> None:
-        """A request has ended, and its slot is free."""
+        """Frees the slot of a request that has ended."""
         self.slots.give(isolated=isolated)
         self._changed()
