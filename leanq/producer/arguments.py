@@ -1,6 +1,6 @@
-"""Arguments of callers, checked before anything is sent.
+"""Checks callers' arguments before anything is sent.
 
-Each function returns the value in the type that the rest of leanq works with, or raises
+Each function returns the value in the type that the rest of leanq works with. Otherwise it raises
 InvalidRequestError, which says what was expected and what came.
 """
 
@@ -19,18 +19,18 @@ _MAX_WHOLE = 1 << 53
 
 
 def text(name: str, value: object) -> str:
-    """A text."""
-    # What nearly always comes needs no more than one look.
+    """Returns the value as a plain ``str``."""
+    # Nearly all values are plain texts, so test for these first.
     if type(value) is str:
         return value
     if not isinstance(value, str):
         raise wrong_type(name, "a text (str)", value)
-    # Of a subclass, such as NumPy's, a plain one: no other is written to the wire.
+    # A subclass, such as NumPy's, becomes a plain text: the wire takes no other.
     return str.__str__(value)
 
 
 def data(name: str, value: object) -> bytes:
-    """Bytes."""
+    """Returns the value as ``bytes``."""
     if type(value) is bytes:
         return value
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -39,14 +39,14 @@ def data(name: str, value: object) -> bytes:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False."""
+    """Returns True or False."""
     if not isinstance(value, bool):
         raise wrong_type(name, "True or False", value)
     return value
 
 
 def number(name: str, value: object) -> float:
-    """A number, such as a time in seconds."""
+    """Returns a number, such as a time in seconds, as a ``float``."""
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -58,7 +58,7 @@ def number(name: str, value: object) -> float:
 
 
 def whole_number(name: str, value: object) -> int:
-    """An integer."""
+    """Returns an integer."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(name, "an integer", value)
     if abs(int(value)) > _MAX_WHOLE:
@@ -67,15 +67,15 @@ def whole_number(name: str, value: object) -> int:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """Several texts, such as names."""
-    # Of a single text each letter would count as one.
+    """Returns several texts, such as names."""
+    # Iterating a single text would yield its letters.
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(name, "a list of texts", value)
     return tuple(text(f"an element of {name}", each) for each in value)
 
 
 def json_values(name: str, value: object) -> dict[str, Any]:
-    """Values by name, as JSON has them; a copy."""
+    """Returns a copy of JSON values by name."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise wrong_type(name, "values by name (dict)", value)
     try:
@@ -86,13 +86,13 @@ def json_values(name: str, value: object) -> dict[str, Any]:
 
 
 def one_of(name: str, value: object, words: Collection[str]) -> None:
-    """One of several words."""
+    """Checks that the value is one of several words."""
     if not isinstance(value, str) or value not in words:
         raise wrong_type(name, " or ".join(map(repr, words)), value)
 
 
 def wrong_type(name: str, expected: str, value: object) -> InvalidRequestError:
-    """The error for an argument that is something else."""
+    """Returns the error for an argument of another type."""
     return InvalidRequestError(
         f"{name} must be {expected}, got {value!r:.80} ({type(value).__name__})"
     )

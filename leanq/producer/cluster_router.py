@@ -1,9 +1,9 @@
-"""The route to several clusters: each request goes to one of them, by weight, and stays there.
+"""The route to several clusters: it picks one by weight for each request, which stays there.
 
-A cluster is chosen by hashing, so that identical requests of all clients meet, and so that a change
-of the weights moves no more requests than it has to. When a cluster is down, requests that it has
-not acknowledged are withdrawn from it and go to another one. Such a request may run twice, but its
-waiter is with one cluster at a time, so it ends once.
+Hashing chooses the cluster, so identical requests of all clients meet, and a change of the weights
+moves as few requests as possible. When a cluster is down, the router withdraws requests that it has
+not acknowledged and sends them to another one. A request that moves may run twice. It ends once,
+since its waiter is with one cluster at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_WEIGHT = 1e9
 
 
 class Clusters:
-    """A client's clusters, and their weights, which any thread may change at any time.
+    """A client's clusters and their weights, which any thread may change at any time.
 
     Raises:
         UsageError: no cluster, one twice, unlike numbers of shards, or weights out of range.
@@ -67,7 +67,7 @@ class Clusters:
         weights: Sequence[float] | None,
         environ: Mapping[str, str],
     ) -> Clusters:
-        """The clusters at ``url``, which is one, several, or a text that names several."""
+        """Returns the clusters at ``url``: a URL, several, or a text that names several."""
         named: list[tuple[str | Settings, float | None]]
         if isinstance(url, str):
             named = [*each_cluster(url)]
@@ -97,11 +97,11 @@ class Clusters:
         )
 
     def weight(self, url: str) -> float:
-        """The weight of the cluster at ``url``."""
+        """Returns the weight of the cluster at ``url``."""
         return self._weights[url]
 
     def change(self, weights: Mapping[str, float]) -> None:
-        """Changes the weights of the clusters at these URLs; the others keep theirs.
+        """Changes the weights of the clusters at these URLs. The others keep theirs.
 
         Raises:
             UsageError: not a cluster of this client, or weights out of range.
@@ -112,7 +112,7 @@ class Clusters:
             if arguments.text("a URL", url) not in self._weights:
                 raise UsageError(f"the client has no cluster {without_password(url)!r}")
         changed = {url: arguments.number("a weight", weight) for url, weight in weights.items()}
-        # A new dict, so that no other thread reads it half changed.
+        # Replace the dict, so that no other thread reads it half changed.
         self._weights = _checked({**self._weights, **changed})
 
 
@@ -128,7 +128,7 @@ def _checked(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
-# States whose cluster need not be looked up.
+# How many states to remember with their cluster, which then need no lookup.
 _STATES_REMEMBERED = 100_000
 
 
@@ -136,7 +136,7 @@ class Cluster:
     """One of the clusters.
 
     Attributes:
-        settings: those of its queue.
+        settings: its queue's settings.
         name: its URL without the password, the same for all clients.
         up: whether it answered when it was last probed.
         watch: probes it until it answers, after there was trouble.
@@ -154,8 +154,8 @@ class Cluster:
         self._probe_s = probe_s
 
     async def fault(self) -> UnavailableError | None:
-        """Why nothing can be sent there, if so; asked on connections of its own."""
-        # A write that changes nothing, since a replica could be read.
+        """Probes the cluster on connections of its own; returns why it cannot be used, or None."""
+        # Probe with a write that changes nothing: a replica would answer a read.
         name = f"probe-{secrets.token_urlsafe(12)}"
         try:
             async with asyncio.timeout(self._probe_s), every_shard(self.settings) as shards:
@@ -168,7 +168,7 @@ class Cluster:
 
 
 class _Routed:
-    """A request, and where it is; the waiter that its cluster has for it."""
+    """A request and the cluster that it is in; also the waiter that the cluster has for it."""
 
     __slots__ = ("cluster", "finding", "left", "prepared", "router", "waiter")
 
@@ -179,7 +179,7 @@ class _Routed:
         self.prepared = prepared
         self.waiter = waiter
         self.cluster: Cluster | None = None
-        # Those that it was withdrawn from: the same request id would be answered there with that.
+        # Clusters from which it was withdrawn: they would answer its request id with ``cancelled``.
         self.left: tuple[Cluster, ...] = ()
         self.finding: asyncio.Task[None] | None = None
 
@@ -200,7 +200,7 @@ class _Routed:
 
 
 class _Attached:
-    """A request that every cluster is asked for, since its id does not say where it is."""
+    """A request whose id does not say where it is, so every cluster is asked for it."""
 
     def __init__(self, router: ClusterRouter, request_id: str, waiter: Waiter) -> None:
         self.waiter = waiter
@@ -224,14 +224,13 @@ class _Attached:
             self._router.learn(cluster, end)
         if self._best is None or _worth(end) > _worth(self._best):
             self._best = end
-        # Answers of the others are not waited for, nor are their runs withdrawn, which may be other
-        # callers'.
+        # Do not wait for the other answers, nor withdraw those runs, which may be other callers'.
         if not self._asked or _worth(end) == _FINAL:
             self._router.attached_ended(self._request_id, self, self._best)
 
 
 class _Question:
-    """The waiter that one cluster has for a request that all of them are asked for."""
+    """The waiter that one of several clusters has for an attached request."""
 
     __slots__ = ("_attached", "_cluster")
 
@@ -250,11 +249,11 @@ _FINAL = 3
 
 
 def _worth(end: Reply | LeanQError) -> int:
-    """Returns how much the answer of one cluster says of a request that may be in another."""
+    """Returns how much one cluster's answer says of a request that may be in another."""
     if isinstance(end, LostError):
         return 0
     if isinstance(end, Reply) and end.verdict == "cancelled":
-        # Perhaps withdrawn here since it went elsewhere.
+        # The request may have been withdrawn here because it went elsewhere.
         return 1
     return _FINAL if isinstance(end, Reply | RequestError) else 2
 
@@ -267,7 +266,7 @@ class ClusterRouter:
         outstanding: the requests that have not ended, by request id.
 
     Args:
-        clusters: which they are, and their weights.
+        clusters: the clusters and their weights.
         when_full, unavailable_timeout_s, no_worker, timings, shares_ends: as of each cluster's
             route.
     """
@@ -296,13 +295,13 @@ class ClusterRouter:
             )
             self.clusters.append(Cluster(settings, router, timings.probe_s))
         self.outstanding: dict[str, _Routed | _Attached] = {}
-        # Where states were made.
+        # The cluster in which each state was made.
         self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
         self._closed = False
 
     async def open(self) -> None:
-        """Raises UnavailableError when none of the clusters answers."""
-        # A fork amid an import inherits half of it.
+        """Opens the route; raises UnavailableError when none of the clusters answers."""
+        # Read the script now: a fork during an import inherits half of it.
         script_text("submit")
         faults = await asyncio.gather(*(cluster.fault() for cluster in self.clusters))
         if all(faults) and faults[0]:
@@ -314,7 +313,7 @@ class ClusterRouter:
                 self._look_after(cluster)
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits to the cluster of the request's state, else to one by weight."""
+        """Submits to the cluster of the request's state, or else to one by weight."""
         request_id = prepared.submission.request_id
         if self._refuse_duplicate(request_id, waiter):
             return
@@ -327,7 +326,7 @@ class ClusterRouter:
             sent.finding = asyncio.get_running_loop().create_task(self._find(sent))
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Waits for a request that was submitted before, to whichever cluster."""
+        """Waits for a request that was submitted before, in any cluster."""
         if self._refuse_duplicate(request_id, waiter):
             return
         attached = self.outstanding[request_id] = _Attached(self, request_id, waiter)
@@ -340,7 +339,7 @@ class ClusterRouter:
         return True
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; False where it has ended already."""
+        """Withdraws a request; returns False if it has ended already."""
         entry = self.outstanding.get(request_id)
         if entry is None or entry.waiter is not waiter:
             return False
@@ -349,7 +348,7 @@ class ClusterRouter:
         return True
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request, withdrawn from the queue or running on."""
+        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         self._closed = True
         tasks = [cluster.watch for cluster in self.clusters if cluster.watch]
         for sent in list(self.outstanding.values()):
@@ -366,7 +365,7 @@ class ClusterRouter:
         )
 
     def request_ended(self, sent: _Routed, end: Reply | LeanQError) -> None:
-        """A request has ended, in its cluster."""
+        """Ends a request that has ended in its cluster."""
         request_id = sent.prepared.submission.request_id
         del self.outstanding[request_id]
         if sent.cluster:
@@ -376,7 +375,7 @@ class ClusterRouter:
         sent.waiter.ended(end)
 
     def attached_ended(self, request_id: str, attached: _Attached, end: Reply | LeanQError) -> None:
-        """The clusters have answered for a request. Only the first time counts."""
+        """Ends an attached request with the clusters' answer. Only the first call counts."""
         if self.outstanding.get(request_id) is attached:
             del self.outstanding[request_id]
             attached.waiter.ended(end)
@@ -390,7 +389,7 @@ class ClusterRouter:
             cluster.watch = asyncio.get_running_loop().create_task(self._watch(cluster))
 
     async def _watch(self, cluster: Cluster) -> None:
-        """Until it answers, no new request goes there, and those it may not have go elsewhere."""
+        """Sends new and unacknowledged requests elsewhere until the cluster answers."""
         try:
             for pause_s in backoff_s(random.Random()):
                 if await cluster.fault() is None:
@@ -403,9 +402,9 @@ class ClusterRouter:
             cluster.watch = None
 
     def move_from(self, cluster: Cluster) -> None:
-        """Sends requests elsewhere that a cluster has not acknowledged."""
+        """Sends requests that a cluster has not acknowledged elsewhere."""
         for request_id, sent in list(cluster.waiting.items()):
-            # With nowhere to go, it stays and is tried here.
+            # With no other cluster, the request stays here.
             if to := self._choose(sent):
                 del cluster.waiting[request_id]
                 cluster.router.cancel(request_id, sent)
@@ -413,7 +412,10 @@ class ClusterRouter:
                 self._assign(sent, to)
 
     def _choose(self, sent: _Routed, *, down: bool = False) -> Cluster | None:
-        """By rendezvous hashing, in proportion to the weights: one that answers, or any."""
+        """Chooses a cluster by rendezvous hashing in proportion to the weights.
+
+        ``down``: clusters that do not answer count, too.
+        """
         submission = sent.prepared.submission
         key = (submission.digest or submission.request_id).encode()
         best, least = None, math.inf
@@ -423,7 +425,7 @@ class ClusterRouter:
                 drawn = (
                     int.from_bytes(blake2b(cluster.name.encode() + key, digest_size=6).digest()) + 1
                 )
-                # Exponential with the weight as its rate, so it is the least in proportion to that.
+                # Exponential with the weight as its rate, so the least in proportion to it.
                 time = -math.log(drawn / (2**48 + 1)) / weight
                 if time < least:
                     best, least = cluster, time
@@ -433,12 +435,12 @@ class ClusterRouter:
         assert cluster, "some weight is above 0"
         sent.cluster = cluster
         if not sent.prepared.state:
-            # Other clusters need not know the state.
+            # A request with a state never moves: other clusters need not know the state.
             cluster.waiting[sent.prepared.submission.request_id] = sent
         cluster.router.send(sent.prepared, sent)
 
     async def _find(self, sent: _Routed) -> None:
-        """Looks the request's state up in every cluster, and goes where it is known first."""
+        """Looks the request's state up in every cluster, and goes to the first that knows it."""
         error: LeanQError = UnknownStateError("no cluster")
         state = sent.prepared.state
         looks = {
@@ -473,7 +475,7 @@ class ClusterRouter:
         self.request_ended(sent, error)
 
     def learn(self, cluster: Cluster, reply: Reply) -> None:
-        """The states of a reply are where it came from."""
+        """Notes that the states of a reply are in the cluster that it came from."""
         for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
             if state is not None:
                 self._homes[state] = cluster

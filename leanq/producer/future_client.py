@@ -1,7 +1,6 @@
-"""Operations that return futures at once: what :class:`leanq.LeanQClient` and
-:class:`leanq.Pool` have in common.
+"""Operations that return futures at once, for :class:`leanq.LeanQClient` and :class:`leanq.Pool`.
 
-The futures' thread, a :class:`LoopThread`, runs the route on which the requests go.
+The futures' thread, a :class:`LoopThread`, runs the route that carries the requests.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _T = TypeVar("_T")
 class LeanQFuture(Future[_T]):
     """A ``concurrent.futures.Future``; ``request_id`` names the request in the queue.
 
-    ``cancel()`` also withdraws the request, and stops it where it already runs. ``running()`` is
-    True from the moment in which the queue has acknowledged the request until it ends; unlike
-    other futures it can still be cancelled then.
+    ``cancel()`` also withdraws the request, and stops it if it already runs. ``running()`` is True
+    from the queue's acknowledgement until the request ends. Unlike other futures, a running one can
+    still be cancelled.
 
-    In a callback of one of the same client's futures, ``result()`` and ``exception()`` of a future
-    that has not ended raise UsageError: the callback runs in the thread that it would wait for.
-    ``concurrent.futures.wait`` and ``as_completed`` are not told apart there, and wait for ever.
+    A callback of a future runs in the client's own thread, and must not wait there for another of
+    the client's futures. ``result()`` and ``exception()`` of one that has not ended raise
+    UsageError. ``concurrent.futures.wait`` and ``as_completed`` cannot tell, and wait for ever.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -48,23 +47,23 @@ class LeanQFuture(Future[_T]):
         self._acknowledged = False
 
     def running(self) -> bool:
-        """Returns whether the queue has acknowledged the request, which has not ended."""
+        """Returns whether the queue has acknowledged the request and it has not ended."""
         return self._acknowledged and not self.done()
 
     def result(self, timeout: float | None = None) -> _T:
-        """The request's result, waited for up to ``timeout`` seconds.
+        """Waits up to ``timeout`` seconds for the request's result, and returns it.
 
         Raises:
             UsageError: called in a callback of one of the same client's futures.
             TimeoutError: it has not ended in time.
             CancelledError: it was cancelled.
-            LeanQError: what it ended with.
+            LeanQError: the error that the request ended with.
         """
         self._check_may_wait("result()")
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the request ended with, if that is an error; waits and raises as :meth:`result`."""
+        """Returns the request's error, if it ended with one; waits and raises as :meth:`result`."""
         self._check_may_wait("exception()")
         return super().exception(timeout)
 
@@ -77,8 +76,10 @@ class LeanQFuture(Future[_T]):
 
 
 class _FutureWaiter(Generic[_T]):
-    """The waiter of a future: one object rather than a function for whatever can happen, since
-    there may be a million of them."""
+    """The waiter of a future.
+
+    It is one object and not several closures, since there may be a million of them.
+    """
 
     __slots__ = ("_future", "_prepared", "_read", "_route", "_thread")
 
@@ -97,7 +98,7 @@ class _FutureWaiter(Generic[_T]):
         self._read = read
 
     def send(self) -> None:
-        """In the client's thread, as the next three."""
+        """Sends the request; like the next three methods, it is called in the client's thread."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             self._route.attach(self._future.request_id, self)
@@ -123,19 +124,19 @@ class _FutureWaiter(Generic[_T]):
 
     def _withdraw(self) -> None:
         if self._route.cancel(self._future.request_id, self):
-            # Only now do ``concurrent.futures.wait`` and its like take it for ended.
+            # Only now does ``concurrent.futures.wait`` take it for ended.
             self._future.set_running_or_notify_cancel()
 
     def note_done(self, _: Future[_T]) -> None:
-        """In any thread."""
+        """Withdraws the request if its future was cancelled; may be called in any thread."""
         if self._future.cancelled():
             self._thread.call(self._withdraw)
 
 
 class FutureClient(Maps):
-    """Operations as futures, on a route that runs in a thread of the client's own.
+    """Offers operations as futures, on a route that runs in a thread of the client's own.
 
-    After ``os.fork()`` the child works on with a thread and a route of its own.
+    After ``os.fork()`` the child goes on with a thread and a route of its own.
 
     Args:
         builder: prepares the requests.
@@ -174,8 +175,10 @@ class FutureClient(Maps):
         self.close()
 
     def close(self, *, withdraw: bool = True) -> None:
-        """Ends the client and its thread. Outstanding futures end with ClosedError; their
-        requests are withdrawn, or left to run on where there is a queue.
+        """Ends the client and its thread.
+
+        Outstanding futures end with ClosedError. Their requests are withdrawn, or with
+        ``withdraw=False`` run on if there is a queue.
 
         Raises:
             UsageError: called by a callback of one of its own futures.
@@ -188,9 +191,9 @@ class FutureClient(Maps):
             thread.stop(lambda: route.close(withdraw=withdraw))
 
     def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
-        """Lean's verdict on ``code``, as a future of a :class:`Reply`.
+        """Checks ``code`` with Lean, and returns a future of a :class:`Reply`.
 
-        Each ``sorry`` of code that is incomplete comes back with its goal and a state.
+        If code is incomplete, each ``sorry`` comes back with its goal and a state.
 
         >>> reply = lean.check("theorem t (p q : Prop) (h : p) : q := h", timeout_s=10).result()
         >>> reply.verdict, reply.reason, reply.messages[0].line
@@ -202,8 +205,8 @@ class FutureClient(Maps):
 
         Raises:
             UsageError: a malformed argument; nothing is sent. The future itself may end with
-                QueueFullError, UnknownEnvironmentError, NoWorkerError, RequestError,
-                UnavailableError or ClosedError.
+            QueueFullError, UnknownEnvironmentError, NoWorkerError, RequestError, UnavailableError
+            or ClosedError.
         """
         return self._start(self._builder.check(code, options))
 
@@ -216,10 +219,10 @@ class FutureClient(Maps):
         holes: Iterable[str] = (),
         **options: Unpack[Check],
     ) -> LeanQFuture[Reply]:
-        """Returns whether ``code`` proves a target, as a future of a :class:`Reply`.
+        """Judges whether ``code`` proves a target, and returns a future of a :class:`Reply`.
 
-        ``accepted`` means that the candidate's theorems are the target's, by the same statements,
-        and proved. Otherwise the reply's ``failed`` says which theorem failed by which rule.
+        ``accepted`` means that the candidate proves all theorems of the target, by the same
+        statements. Otherwise the reply's ``failed`` says which theorem failed by which rule.
 
         >>> target = "theorem t (p : Prop) (h : p) : p := sorry"
         >>> lean.verify(target, "theorem t (p : Prop) (h : p) : p := h").result().verdict
@@ -229,7 +232,7 @@ class FutureClient(Maps):
         ('rejected', [('t', 'type_differs')])
 
         Args:
-            target: Lean source whose proofs are ``sorry``; ``None`` where ``theorems`` are given.
+            target: Lean source whose proofs are ``sorry``; ``None`` if ``theorems`` are given.
             code: the candidate: Lean source, header included.
             theorems: instead of a target, names of statements in the environment.
             holes: names in the target whose values the candidate may choose.
@@ -241,10 +244,10 @@ class FutureClient(Maps):
         return self._start(self._builder.verify(target, code, theorems, holes, options))
 
     def step(self, state: str, tactic: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
-        """``state`` after ``tactic``, as a future of a :class:`Reply`.
+        """Runs ``tactic`` on ``state``, and returns a future of a :class:`Reply`.
 
-        Its verdict is ``accepted`` when nothing is left to prove, ``incomplete`` with the next
-        state and its goals, ``rejected`` with Lean's messages, whose places are in the tactic.
+        The verdict is ``accepted`` when nothing is left to prove. ``incomplete`` comes with the
+        next state and its goals, ``rejected`` with Lean's messages, whose places are in the tactic.
         Only this state's hole is judged: other ``sorry``\\ s of its source stay as they are.
 
         >>> code = "theorem t (p q : Prop) (h : p) (g : q) : p ∧ q := by sorry"
@@ -266,11 +269,11 @@ class FutureClient(Maps):
         return self._start(self._builder.step(state, tactic, options))
 
     def export(self, state: str, **options: Unpack[InEnvironment]) -> LeanQFuture[bytes]:
-        """Bytes that mean the same state wherever there is the same environment."""
+        """Exports ``state`` as bytes that mean the same in any equal environment."""
         return self._start(self._builder.export(state, options))
 
     def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> LeanQFuture[str]:
-        """The state that was exported, now known here.
+        """Imports an exported state, and returns a future of its id here.
 
         >>> [hole] = lean.check("theorem t (p : Prop) (h : p) : p := by sorry").result().sorries
         >>> exported = lean.export(hole.state).result()
@@ -278,14 +281,14 @@ class FutureClient(Maps):
         True
 
         Raises:
-            RecipeError: the bytes are damaged, or something else.
+            RecipeError: the bytes are damaged, or no exported state.
         """
         return self._start(self._builder.import_(exported, options))
 
     def echo(
         self, payload: bytes, delay_s: float = 0.0, **options: Unpack[SubmitOptions]
     ) -> LeanQFuture[bytes]:
-        """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
+        """Returns the same bytes from a worker with the echo driver, after ``delay_s`` seconds."""
         return self._start(self._builder.echo(payload, delay_s, options))
 
     def _start(self, prepared: PreparedRequest[_T]) -> LeanQFuture[_T]:
@@ -299,8 +302,7 @@ class FutureClient(Maps):
         prepared: PreparedRequest[_T] | None,
         read: Callable[[Reply], _T],
     ) -> None:
-        """Sends what was prepared, or attaches where that is None, and ends ``future`` with what
-        ``read`` makes of the reply."""
+        """Sends ``prepared``, or attaches if None; ``read`` turns the reply into the result."""
         thread, route = self._running()
         sent = _FutureWaiter(thread, route, future, prepared, read)
         future._thread = thread

@@ -1,8 +1,8 @@
 """The route through an HTTP gateway, for clients that do not reach the Redis.
 
-Requests that gather go out together, as the lines of one ``/v1/batch``, whose results come as they
-end. Each bears its request id as its name, by which it stays the same request when it is sent
-again: a connection that breaks, or a gateway that ends, costs time alone.
+Requests that gather go out together, as the lines of one ``/v1/batch``, and their results arrive as
+they end. Each line is named by its request id, so a request that is sent again stays the same one.
+A connection that breaks, or a gateway that ends, costs time alone.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theore
 from leanq.queue.shard import backoff_s
 from leanq.queue.wire import unpack_request
 
-# Lines of one batch, and batches at a time, each of which lasts as long as its slowest request.
+# The lines of one batch, and the batches at a time: each lasts as long as its slowest request.
 _BATCH = 500
 _BATCHES = 128
 _CONNECTIONS = 256
-# A gateway lets hear of itself more often, or the connection is broken.
+# A connection that is silent for longer is broken: a gateway sends signs of life more often.
 _SILENCE_S = 60.0
 _WAIT_S = 25
 _CONNECT_S = 10.0
-# What a check has that is sent as it is.
+# Fields of a check that are sent unchanged.
 _FIELDS = (
     *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
     *("code", "target", "theorems", "holes", "state", "tactic", "traceparent"),
@@ -73,7 +73,7 @@ class GatewayRoute:
     """The route to the queue behind a gateway.
 
     Args:
-        url: the gateway's.
+        url: the gateway's URL.
         key: the caller's key; None where the gateway needs none.
         unavailable_timeout_s: how long the gateway may be out of reach before outstanding requests
             end with UnavailableError.
@@ -98,13 +98,18 @@ class GatewayRoute:
         self._room = asyncio.Semaphore(_BATCHES)
         self._tasks = RouteTasks(self._close_with)
         self._rng = random.Random()
-        # Once requests are refused: the error that each of them ends with.
+        # The error that ends each request, once requests are refused.
         self._over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
-        """Raises UnavailableError where no gateway answers, UsageError where it refuses the key."""
+        """Opens the route.
+
+        Raises:
+            UnavailableError: no gateway answers.
+            UsageError: the gateway refuses the key.
+        """
         try:
-            # It does not know that request; what matters is whether it says so.
+            # No request has this id: the gateway must only answer that.
             with contextlib.suppress(LostError):
                 await self._asked("GET", "/v1/requests/0")
         except BaseException as error:
@@ -134,7 +139,7 @@ class GatewayRoute:
             self._tasks.spawn(self._ask(sent, partial(self._fetched, request_id)))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; False where it has ended already."""
+        """Withdraws a request; returns False if it has ended already."""
         sent = self._outstanding.get(request_id)
         if sent is None or sent.waiter is not waiter:
             return False
@@ -143,7 +148,7 @@ class GatewayRoute:
         return True
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request, withdrawn from the queue or running on."""
+        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         names = list(self._outstanding)
         self._close_with(partial(ClosedError, "the client was closed before the request ended"))
         await self._tasks.cancel()
@@ -174,7 +179,7 @@ class GatewayRoute:
             self._end(sent, error())
 
     def _close_with(self, error: Callable[[], LeanQError]) -> None:
-        """Ends each request with an error, and refuses all others with it."""
+        """Ends each request with an error, and refuses all later ones with it."""
         self._over = error
         self._end_all(error)
 
@@ -191,7 +196,7 @@ class GatewayRoute:
                 self._work.clear()
             begun = asyncio.Event()
             self._tasks.spawn(self._batch(batch, begun))
-            # Others gather meanwhile, or each would be a batch of its own.
+            # Let others gather meanwhile, or each would be a batch of its own.
             await begun.wait()
 
     async def _batch(self, batch: list[_Sent], begun: asyncio.Event) -> None:
@@ -218,7 +223,7 @@ class GatewayRoute:
             self._room.release()
 
     async def _results(self, batch: list[_Sent], begun: asyncio.Event) -> AsyncIterator[None]:
-        """Sends the requests, and ends each with its result; yields after each."""
+        """Sends the requests, and ends each with its result; yields after each result."""
         lines = "".join(f"{json.dumps(_line(sent))}\n" for sent in batch)
         headers = {"Content-Type": "application/x-ndjson", "Accept": "text/event-stream"}
         async with self._http.stream("POST", "/v1/batch", content=lines, headers=headers) as answer:
@@ -228,19 +233,19 @@ class GatewayRoute:
             for sent in batch:
                 sent.waiter.acknowledged()
             async for line in answer.aiter_lines():
-                # Others say of what kind an event is, or that the gateway is still there.
+                # Other lines name an event's kind, or only show that the gateway is alive.
                 if not line.startswith('data: {"index"'):
                     continue
                 found = json.loads(line.removeprefix("data: "))
                 if found["index"] is None:
-                    # The gateway ends; what is left is sent again.
+                    # The gateway ends: the caller sends the rest again.
                     return
                 sent = batch[found["index"]]
                 if result := found.get("result"):
                     self._end(sent, reply_of(result))
                 else:
                     error = error_of(found["problem"])
-                    # The gateway ends, or has no queue: it is sent again.
+                    # If the gateway ends or has no queue, the request is sent again.
                     if not isinstance(error, UnavailableError | ClosedError):
                         self._end(sent, error)
                 yield
@@ -312,7 +317,7 @@ def _line(sent: _Sent) -> Mapping[str, Any]:
 
 
 def reply_of(result: Mapping[str, Any]) -> Reply:
-    """The reply that a gateway shows as ``result``."""
+    """Returns the reply that a gateway shows as ``result``."""
     axioms = result["axioms"]
     return Reply(
         result["verdict"],
@@ -355,7 +360,7 @@ _KINDS: Mapping[str, type[LeanQError]] = {
 
 
 def problem_in(answer: httpx2.Response) -> LeanQError:
-    """The error that an answer tells, which is no success."""
+    """Returns the error in an answer that is no success."""
     try:
         problem = answer.json()
     except ValueError:
@@ -366,7 +371,7 @@ def problem_in(answer: httpx2.Response) -> LeanQError:
 
 
 def error_of(problem: Mapping[str, Any]) -> LeanQError:
-    """The error that a gateway shows as ``problem``."""
+    """Returns the error that a gateway shows as ``problem``."""
     detail, status = str(problem.get("detail", "")), int(problem.get("status", 500))
     kind = str(problem.get("type", "")).removeprefix("urn:leanq:")
     if kind in _KINDS:
@@ -381,5 +386,5 @@ def error_of(problem: Mapping[str, Any]) -> LeanQError:
 
 
 def unavailable(error: Exception) -> UnavailableError:
-    """The error of a gateway that cannot be reached."""
+    """Returns the error for a gateway that cannot be reached."""
     return UnavailableError(f"no gateway answers: {error or type(error).__name__}")

@@ -1,4 +1,4 @@
-"""Where a gateway is: an ``https://`` URL and a key, in the place of a Redis."""
+"""Where a gateway is: an ``https://`` URL and a key, instead of a Redis."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def is_gateway(url: str) -> bool:
-    """Returns whether a URL names a gateway, and not a Redis."""
+    """Returns whether a URL names a gateway rather than a Redis."""
     return url.startswith(("https://", "http://"))
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """Where a gateway is, and the key for it."""
+    """A gateway's URL, and the key for it."""
 
     url: str
     key: str | None = field(repr=False)
 
     @classmethod
     def checked(cls, url: str, key: str | None, *, insecure_http: bool) -> Gateway:
-        """Raises UsageError where the URL is malformed, or would show the key to others."""
+        """Checks the URL; raises UsageError if it is malformed or would show the key to others."""
         host = _host_of(url)
         if host is None:
-            # It is not shown, since it may hold a password.
+            # The message leaves the URL out, since it may hold a password.
             raise UsageError(
                 "the URL of a gateway is https://HOST:PORT, with nothing else in it; its key is "
                 "given by key= or LEANQ_KEY"

@@ -21,9 +21,9 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # Calls cross to the loop's thread in batches: waking it costs more than a call.
-        # The lock guards the three fields below it; a collection of garbage may end an iterator of
-        # a client's, and so call while the same thread holds it.
+        # Calls cross to the loop's thread in batches: waking it costs more than a call. The lock
+        # guards the three fields below it. It is reentrant: the garbage collector may end a
+        # client's iterator, and so call while this thread holds it.
         self._lock = threading.RLock()
         self._calls: list[Callable[[], None]] = []
         self._woken = False
@@ -33,7 +33,7 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """False in a forked child, where only the thread that forked goes on."""
+        """Returns False in a forked child, which has only the thread that forked."""
         return self._pid == os.getpid()
 
     @property
@@ -42,7 +42,7 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[[], None]) -> bool:
-        """Makes the thread call ``function``; False where it takes no more calls."""
+        """Makes the thread call ``function``; returns False if it takes no more calls."""
         if not self.is_here:
             return False
         with self._lock:
@@ -55,11 +55,11 @@ class LoopThread:
         return True
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs ``work`` in the thread's loop and waits for its result, in another thread."""
+        """Runs ``work`` in the thread's loop, and waits in the calling thread for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Refuses calls, makes those it has taken, runs ``last``, and ends the thread."""
+        """Refuses new calls, makes those already taken, runs ``last``, and ends the thread."""
         try:
             self.run(self._finish(last))
         finally:

@@ -1,9 +1,9 @@
-"""What a client asked and what came back, kept as training data in a journal of its own.
+"""Keeps a client's requests and their replies as training data, in a journal of its own.
 
-A journal is a file of lines: eight hexadecimal digits, the CRC-32 of the rest; a blank; and a
-:class:`Recorded` as JSON, which has no line break. One client alone writes it, a line at a time, so
-however its process ends, at most the last line is torn. Lines that were damaged later are known by
-their sums and passed over. ``leanq export-traces`` makes tables of any number of journals.
+A journal is a file of lines. Each has the CRC-32 of the rest as eight hexadecimal digits, a blank,
+and a :class:`Recorded` as JSON without line breaks. Only one client writes it, a line at a time. So
+however its process ends, at most the last line is torn. Readers skip damaged lines, which their
+sums give away. ``leanq export-traces`` makes tables of any number of journals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEFAULT_FOLDER = "leanq-record"
 
 _RECORDED = frozenset({"check", "verify", "step"})
 _WARN_AGAIN_S = 60.0
-# JSON can make six bytes of one; more than this is read in parts, none of which is a record.
+# JSON can make six bytes of one. A longer line is read in parts, which are no records.
 _LONGEST_LINE_BYTES = 6 * (wire.MAX_REPLY_BYTES + MAX_REQUEST_BYTES)
 _SUM_CHARS = 8
 
@@ -49,7 +49,7 @@ class Recorded(msgspec.Struct, frozen=True):
     Attributes:
         ended_ms: when the reply came, in milliseconds since 1970.
         environment: the environment asked for; "" where a gateway found it for a state.
-        labels: the caller's, as JSON.
+        labels: the caller's labels, as JSON.
         reply: without its infotree, which can be much larger than all the rest.
     """
 
@@ -66,7 +66,7 @@ _records = msgspec.json.Decoder(Recorded)
 class RecordingRoute:
     """A route that records each check, verification and step that ends with a reply.
 
-    What is attached to is not recorded, as only the client that sent it knows its text.
+    It does not record attached requests: only the client that sent one knows its text.
 
     Args:
         route: where the requests go.
@@ -79,31 +79,31 @@ class RecordingRoute:
         self._recording: dict[Waiter, _Recording] = {}
 
     async def open(self) -> None:
-        """As of :class:`Route`."""
+        """Opens the route, as :meth:`Route.open`."""
         await self.route.open()
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """As of :class:`Route`."""
+        """Submits and records a request, as :meth:`Route.send`."""
         recording = self._recording[waiter] = _Recording(self, prepared, waiter)
         self.route.send(prepared, recording)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """As of :class:`Route`."""
+        """Waits for a request, as :meth:`Route.attach`; does not record it."""
         self.route.attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """As of :class:`Route`."""
+        """Withdraws a request, as :meth:`Route.cancel`."""
         return self.route.cancel(request_id, self._recording.pop(waiter, waiter))
 
     async def close(self, *, withdraw: bool) -> None:
-        """As of :class:`Route`."""
+        """Closes the route, as :meth:`Route.close`, and the journal."""
         await self.route.close(withdraw=withdraw)
         self._journal.close()
 
     def ended(
         self, prepared: PreparedRequest[Any], waiter: Waiter, end: Reply | LeanQError
     ) -> None:
-        """Records the end of a request, and passes it on whatever becomes of the record."""
+        """Records the end of a request, and passes it on even if recording fails."""
         self._recording.pop(waiter, None)
         try:
             if isinstance(end, Reply) and end.verdict is not None:
@@ -140,8 +140,8 @@ class _Recording:
 class Journal:
     """A journal that is being written; its file is made for the first record.
 
-    A record that cannot be written is lost with an error in the log: no verdict waits for a disk
-    that is full.
+    If a record cannot be written, the log says so and the record is lost: no verdict waits for a
+    full disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -153,7 +153,7 @@ class Journal:
         self._say_at_s = 0.0
 
     def write(self, record: Recorded) -> None:
-        """Appends a record; it is the operating system's when this returns, on disk later."""
+        """Appends a record. It reaches the operating system now, and the disk later."""
         line = pack(record)
         try:
             if self._file is None:
@@ -172,32 +172,32 @@ class Journal:
             while done < len(line):
                 done += os.write(file, line[done:])
         except OSError:
-            # Else the next line would continue a torn one, and both be unreadable.
+            # Cut the torn line off, or the next one would continue it and both be unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(file, self._end_bytes)
             raise
         self._end_bytes += len(line)
 
     def close(self) -> None:
-        """Ends the journal; once more does nothing."""
+        """Closes the journal; a second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
 
 
 def pack(record: Recorded) -> bytes:
-    """The record as a line of a journal."""
+    """Returns the record as a line of a journal."""
     try:
         text = msgspec.json.encode(record)
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which a gateway's JSON can have, has no bytes.
+        # Half of a surrogate pair, which a gateway's JSON can have, has no UTF-8.
         plain = msgspec.to_builtins(record)
         text = json.dumps(plain, ensure_ascii=False).encode(errors="replace")
     return b"%08x %b\n" % (crc32(text), text)
 
 
 def read_journal(path: str | Path, skipped: Counter[str]) -> Iterator[Recorded]:
-    """The records of a journal, which may still be written to.
+    """Yields the records of a journal, which may still be written to.
 
     Args:
         skipped: counts lines that are no records: torn, damaged, or of a later release.
@@ -228,7 +228,7 @@ def _record(line: bytes) -> Recorded | None:
 
 
 def folder_of(record: bool | str | os.PathLike[str]) -> Path | None:
-    """The folder for the journals, made if need be; None where nothing is recorded.
+    """Returns the folder for the journals, created if needed; None if nothing is recorded.
 
     Args:
         record: a folder; True for ``leanq-record`` here.

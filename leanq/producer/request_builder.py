@@ -1,4 +1,4 @@
-"""Builds submissions from a caller's arguments, which it checks."""
+"""Builds submissions from a caller's arguments, and checks these."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ECHO_ENVIRONMENT = "echo"
 
 _T = TypeVar("_T")
 
-# States whose environment need not be looked up; a search seldom goes back further.
+# How many states to remember with their environment; a search seldom goes back further.
 _STATES_REMEMBERED = 100_000
 
 
@@ -38,13 +38,14 @@ class SubmitOptions(TypedDict, total=False):
     """How a request is queued.
 
     Attributes:
-        tenant: the tenant; tenants are served round-robin. The client's own unless given.
-        priority: 0 (most urgent) to 2; 1 unless given.
-        deadline_s: seconds in the queue after which the verdict is ``expired``; none unless given.
+        tenant: the tenant; tenants are served round-robin. The default is the client's own.
+        priority: 0 (most urgent) to 2; the default is 1.
+        deadline_s: seconds in the queue after which the verdict is ``expired``; the default is
+        none.
         request_id: a name for the request; the same name again gives the same reply.
         traceparent: the caller's trace context (W3C), which the worker's log then names.
-        labels: what a client that records is to keep beside the request, such as the problem or
-            the policy's version: JSON values by name. They are not sent.
+        labels: JSON values by name, such as the problem or the policy's version. They are not sent:
+            a client that records keeps them beside the request.
     """
 
     traceparent: str
@@ -56,18 +57,18 @@ class SubmitOptions(TypedDict, total=False):
 
 
 class InEnvironment(SubmitOptions, total=False):
-    """Options of an operation in one environment; beside them those of :class:`SubmitOptions`.
+    """Options of an operation in one environment, in addition to :class:`SubmitOptions`.
 
     Attributes:
-        env: the environment, as a worker offers it; ``default`` unless given, or that of the
-            state that is asked for.
+        env: the environment, as a worker offers it. The default is the state's environment if a
+            state is given, else ``default``.
     """
 
     env: str
 
 
 class Check(InEnvironment, total=False):
-    """How code is checked, or a tactic tried; beside these the options of :class:`InEnvironment`.
+    """Options of a check or a tactic, in addition to :class:`InEnvironment`.
 
     Attributes:
         timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.
@@ -75,12 +76,12 @@ class Check(InEnvironment, total=False):
         scratch_mb: disk that the candidate's processes may fill, in MiB (256); beyond it the
             verdict is ``memory`` as well.
         allow_axioms: names of axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is judged and audited (True); without, it is ``unjudged``.
-        trust_programs: whether the caller vouches for a text that runs programs of its own (False);
-            it can then be ``accepted`` and is ``unverified`` otherwise.
-        infotree: which nodes of the text's infotree the reply has, ``full``, ``tactics``,
-            ``original`` or ``substantive`` (none); of a check alone, and from workers with the
-            ``repl`` driver alone.
+        audit: whether to judge and audit what Lean accepts (True); if not, it is ``unjudged``.
+        trust_programs: whether the caller vouches for a text that runs programs of its own (False).
+            The text can then be ``accepted``; otherwise it is ``unverified``.
+        infotree: which nodes of the text's infotree the reply has: ``full``, ``tactics``,
+            ``original`` or ``substantive`` (none). It needs a check and workers with the ``repl``
+            driver.
     """
 
     timeout_s: float
@@ -121,20 +122,20 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a state can be stepped: its environment, and affinities of workers warm for it."""
+    """Where a state can be stepped: its environment, and the affinities of workers warm for it."""
 
     environment: str
     warmth: tuple[str, ...] = ()
 
 
 class PreparedRequest(Struct, Generic[_T], frozen=True):
-    """One request to be sent, and what its reply means to the caller.
+    """A request to send, and the meaning of its reply to the caller.
 
     Attributes:
-        submission: the request; it has no environment where that of ``state`` is not known yet.
+        submission: the request; its environment is empty if that of ``state`` is not known yet.
         read: turns the reply into the operation's result.
         state: the state that the request is about, if any.
-        labels: the caller's, as JSON.
+        labels: the caller's labels, as JSON.
     """
 
     submission: Submission
@@ -149,26 +150,27 @@ class RequestBuilder:
     Every method raises UsageError for malformed arguments.
 
     Args:
-        settings: those of the queue.
-        tenant: of requests whose options name none.
-        seals: whether they go to a gateway, which seals ids of states and gives the tenant.
+        settings: the queue's settings.
+        tenant: the tenant of requests whose options name none.
+        seals: whether they go to a gateway, which seals ids of states and derives the tenant from
+            the key.
     """
 
     def __init__(self, settings: Settings, tenant: str, *, seals: bool = False) -> None:
         self._settings = settings
         self._seals = seals
         self._tenant = self._checked_tenant(arguments.text("tenant", tenant))
-        # Asked in the callers' threads, told in the client's.
+        # Callers' threads read this, and the client's thread writes it.
         self._states: LRUCache[str, Whereabouts] = LRUCache(_STATES_REMEMBERED)
         self._states_lock = Lock()
         self._fingerprints: dict[str, str] = {}
 
     def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
-        """A check of ``code``."""
+        """Returns a check of ``code``."""
         return self.checks(options)(code)
 
     def checks(self, options: Check) -> Callable[[str], PreparedRequest[Reply]]:
-        """Checks with the same options, by their texts."""
+        """Returns a function that makes a check of each text, all with the same options."""
         options = _checked(Check.__optional_keys__, options)
         budget = _budget(options)
 
@@ -186,7 +188,7 @@ class RequestBuilder:
         holes: Iterable[str],
         options: Check,
     ) -> PreparedRequest[Reply]:
-        """A verification that ``code`` proves ``target``, or the ``theorems``."""
+        """Returns a verification that ``code`` proves ``target``, or the ``theorems``."""
         options = _checked(Check.__optional_keys__, options)
         request = Request(
             "verify",
@@ -216,8 +218,8 @@ class RequestBuilder:
         return PreparedRequest(submission, read, labels=_labels(options))
 
     def shared(self, options: Check) -> Check:
-        """``options`` for any number of checks; what is wrong with them is wrong at once."""
-        # An iterator of axioms could be read only once, so they are kept as checked.
+        """Checks ``options`` at once, and returns them for use with any number of codes."""
+        # Keep the checked options: an iterator of axioms could be read only once.
         shared = _checked(Check.__optional_keys__, options)
         if shared.get("request_id") is not None:
             raise InvalidRequestError("a request id names one request, and these are many")
@@ -225,7 +227,7 @@ class RequestBuilder:
         return shared
 
     def step(self, state: str, tactic: str, options: Check) -> PreparedRequest[Reply]:
-        """A step: ``tactic`` tried on ``state``."""
+        """Returns a step that tries ``tactic`` on ``state``."""
         options = _checked(Check.__optional_keys__, options)
         state = self._state(state)
         tactic = arguments.text("the tactic", tactic)
@@ -240,17 +242,17 @@ class RequestBuilder:
         return self._at(known, state, request, options, read)
 
     def export(self, state: str, options: InEnvironment) -> PreparedRequest[bytes]:
-        """The export of ``state``."""
+        """Returns the export of ``state``."""
         options = _checked(InEnvironment.__optional_keys__, options)
         state = self._state(state)
         known = self._whereabouts(state, options.get("env"))
         return self._at(known, state, Request("export", state=state), options, _payload)
 
     def import_(self, exported: bytes, options: InEnvironment) -> PreparedRequest[str]:
-        """The import of an exported state."""
+        """Returns the import of an exported state."""
         options = _checked(InEnvironment.__optional_keys__, options)
         exported = arguments.data("the exported state", exported)
-        # Damaged bytes need not travel.
+        # Reject damaged bytes here rather than send them.
         recipe = unpack_export(exported)
         environment = options.get("env", DEFAULT_ENVIRONMENT)
 
@@ -266,17 +268,17 @@ class RequestBuilder:
     def echo(
         self, payload: bytes, delay_s: float, options: SubmitOptions
     ) -> PreparedRequest[bytes]:
-        """An echo of ``payload``."""
+        """Returns an echo of ``payload``."""
         options = _checked(SubmitOptions.__optional_keys__, options)
         payload = arguments.data("the payload", payload)
         delay_s = arguments.number("delay_s", delay_s)
-        # What is the default is left out, and so needs no check.
+        # Leave the default out, so that it needs no check.
         delay: Any = {"delay_s": delay_s} if delay_s else {}
         request = Request("echo", payload=payload, **delay)
         return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, options), _payload)
 
     def request_id(self, request_id: str) -> str:
-        """``request_id`` if it can be one; raises UsageError."""
+        """Returns ``request_id`` if it is a possible one; raises UsageError."""
         request_id = arguments.text("a request id", request_id)
         if shard_of(request_id) >= self._settings.shards:
             raise InvalidRequestError(
@@ -303,7 +305,7 @@ class RequestBuilder:
         return Whereabouts(env)
 
     def _learn(self, where: Whereabouts, reply: Reply) -> None:
-        """The states of a reply are where the request was."""
+        """Notes that the states of a reply are where its request ran."""
         with self._states_lock:
             for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
                 if state is not None:
@@ -344,10 +346,11 @@ class RequestBuilder:
             raise InvalidRequestError(f"deadline_s must be above 0, got {deadline_s:g}")
         request_id = options.get("request_id")
         body = wire.pack_request(request)
-        # An echo is for load tests, where each request is to run.
+        # Echoes are for load tests, in which each request has to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
         if traceparent := options.get("traceparent"):
-            # Identical requests may share a run, whatever their trace contexts.
+            # Add the trace context after the digest, so that it does not keep identical requests
+            # from sharing a run.
             body = wire.pack_request(replace(request, traceparent=traceparent))
         return Submission(
             request_id=new_request_id(self._settings.shards, digest)
@@ -365,13 +368,13 @@ class RequestBuilder:
 
 
 def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
-    """Where a state of this recipe can be stepped, if ``environment`` is its environment."""
+    """Returns where a state of this recipe can be stepped, if it is of ``environment``."""
     header = text_hash(split_header(recipe.source.code).text)
     keys = (recipe.snapshot_key, snapshot_key(recipe.source.fingerprint, header))
     return Whereabouts(environment, keys)
 
 
-# Fields of a request that options set; those that are left out have the request's own defaults.
+# Fields of a request that options set. The request has defaults for the others.
 _OF_BUDGET = ("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs")
 
 
@@ -396,10 +399,10 @@ _Options = TypeVar("_Options", SubmitOptions, InEnvironment, Check)
 
 
 def _checked(known: frozenset[str], options: _Options) -> _Options:
-    """The options with values of the right types.
+    """Returns the options with values of the right types.
 
     Raises:
-        TypeError: an option that there is not, as Python does for a function without ``**options``.
+        TypeError: an unknown option, as Python raises for a function without ``**options``.
         InvalidRequestError: a value of a wrong type.
     """
     checked: Any = {}

@@ -1,4 +1,4 @@
-"""What a client's requests pass through, as protocols: a waiter for each, and a route for all."""
+"""Protocols for the path of a client's requests: a waiter for each, and a route for all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.requests import Reply
 
 WhenFull = Literal["wait", "raise"]
-"""What a submit does that meets a full queue: try again later, or end with QueueFullError."""
+"""A submit that meets a full queue tries again later, or ends with QueueFullError."""
 
 NoWorker = Literal["warn", "wait", "raise"]
-"""What a client does when requests wait and no worker is alive for their environment: log a
-warning and wait for one, wait in silence, or end them with NoWorkerError."""
+"""A client whose requests wait for an environment without a living worker warns and waits, waits in
+silence, or ends them with NoWorkerError."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class ClientTimings:
 
     Attributes:
         block_s: one blocking read of the inbox.
-        silence_s: after which the server is asked for a request; doubled each time, up to a minute.
-        slow_submit_s: a submit without an answer for so long has its cluster probed.
+        silence_s: silence after which the client asks the server for a request; doubled each time,
+            up to a minute.
+        slow_submit_s: a submit without an answer, before its cluster is probed.
         probe_s: an answer to a probe of a cluster.
         no_worker_s: without any reply from an environment, before its workers are counted.
         close_s: the last calls of a client that is closed.
@@ -42,17 +43,17 @@ class Waiter(Protocol):
     """Waits for the end of one request; called in the event loop of its route."""
 
     def acknowledged(self) -> None:
-        """The queue has taken the request in; may be called several times, or never."""
+        """Notes that the queue has taken the request in; may be called several times, or never."""
 
     def ended(self, end: Reply | LeanQError) -> None:
-        """The request has ended; called once, unless it was cancelled before."""
+        """Takes the end of the request; called once, unless the request was cancelled before."""
 
 
 class Route(Protocol):
-    """Where a client's requests go. All methods are called in one event loop."""
+    """Carries a client's requests. All methods are called in one event loop."""
 
     async def open(self) -> None:
-        """Makes ready; raises UnavailableError when no server answers."""
+        """Opens the route; raises UnavailableError when no server answers."""
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         """Submits a request."""
@@ -61,7 +62,7 @@ class Route(Protocol):
         """Waits for a request that was submitted before."""
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; False where it has ended already."""
+        """Withdraws a request; returns False if it has ended already."""
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request, withdrawn from the queue or running on."""
+        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""

@@ -1,4 +1,4 @@
-"""The tasks of a route: its loops, and its calls; none of them may fail unseen."""
+"""Runs the tasks of a route, its loops and its calls, so that none of them fails unseen."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leanq.errors import LeanQError
 
 
 class RouteTasks:
-    """Tasks that run until they end, or their route is closed.
+    """Runs tasks until they end or their route is closed.
 
     Args:
-        on_fault: called when one has raised, with what makes the error that outstanding requests
-            end with: nothing else would end them, and they must not hang.
+        on_fault: called when a task has raised, with a function that makes an error. That error
+            ends the outstanding requests, which would otherwise hang.
     """
 
     def __init__(self, on_fault: Callable[[Callable[[], LeanQError]], None]) -> None:
@@ -29,7 +29,7 @@ class RouteTasks:
         task.add_done_callback(self._ended)
 
     async def cancel(self) -> None:
-        """Cancels them all, and returns when they have ended."""
+        """Cancels all tasks, and returns when they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -42,7 +42,7 @@ class RouteTasks:
 
 
 def failed(fault: BaseException) -> LeanQError:
-    """A defect of leanq's, as the end of a request."""
+    """Returns the error that ends a request because leanq itself has a defect."""
     text = " ".join(str(fault).split())
     error = LeanQError(f"the client failed: {type(fault).__name__}: {text}")
     error.__cause__ = fault

@@ -1,15 +1,15 @@
-"""A client of one shard: it sends requests in batches, and waits for thousands of replies.
+"""A client of one shard: it sends requests in batches, and awaits thousands of replies.
 
 Everything here runs in one event loop. Three tasks share a table of outstanding requests:
 
 - the *submitter* sends all requests that gathered during its last call as one batch;
 - the *reader* blocks on the client's inbox and ends the requests whose replies arrive;
-- the *watchdog* asks for requests that have been silent, and sends again what the server
-  no longer knows, which is safe since submit is idempotent by request id.
+- the *watchdog* asks the server for silent requests, and sends again those that it no longer
+  knows. That is safe: submit is idempotent by request id.
 
-None of them gives a request up because a connection broke. Only when the server has been out of
-reach for ``unavailable_timeout_s``, or has refused for some seconds what the client's user needs,
-do all outstanding requests end with an error.
+None of them gives a request up because a connection broke. Outstanding requests end with an error
+only if the server is out of reach for ``unavailable_timeout_s``. They also end if for some seconds
+it refuses a right that the client's user needs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from leanq.queue.shard import backoff_s, in_batches
 
 log = logging.getLogger("leanq.client")
 
-# A call is bounded in bytes, since a script that moves megabytes delays all other clients.
+# A script that moves megabytes delays all other clients, so each call is bounded in bytes.
 _BATCH_BYTES = 512 << 10
 _BATCH_REQUESTS = 1000
 _MAX_SILENCE_S = 60.0
@@ -75,22 +75,22 @@ Replies = list[tuple[str, bytes]]
 
 
 class Inbox:
-    """The inbox of ``client`` in one shard; reads on from where it was."""
+    """The inbox of ``client`` in one shard; each read goes on where the last one ended."""
 
     def __init__(self, queue: ClientQueue, client: str, block_s: float) -> None:
         self._queue = queue
         self._client = client
         self._block_ms = int(block_s * 1000)
         self._position = "0-0"
-        # Not with each read, which may bring one reply.
+        # Extend at intervals: a read may bring only one reply.
         self._extend_every_s = queue.shard.settings.reply_ttl_s / 4
         self._extend_at_s = 0.0
 
     async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
-        """Waits some seconds for replies, as (request id, bytes); large ones only where
-        ``awaited``.
+        """Waits some seconds for replies, and yields lists of (request id, bytes).
 
-        Raises UnavailableError; the next read then begins with the same replies.
+        It fetches large replies only for ids that are ``awaited``. It raises UnavailableError; the
+        next read then begins with the same replies.
         """
         asked_s = time.monotonic()
         extend = asked_s >= self._extend_at_s
@@ -112,20 +112,20 @@ class Inbox:
                 for request_id, data in zip(request_ids, replies, strict=True)
                 if data
             ]
-        # Not before all of it is taken: what is read from here on is dropped up to here.
+        # Move on only now that all is taken: the next read drops the entries up to here.
         self._position = reached
 
 
 class _Outstanding(Struct, eq=False):
-    """A request whose end is awaited. Times are of the monotonic clock.
+    """A request whose end is awaited. Times are by the monotonic clock.
 
     Attributes:
-        submission: the request; None where only its request id is known.
+        submission: the request; None if only its request id is known.
         waiter: waits for its end.
-        silence_s: how long to wait for a reply before the server is asked for it.
-        ask_at_s: when to ask; 0 before it was sent.
+        silence_s: how long to wait for a reply before asking the server for it.
+        ask_at_s: when to ask; 0 until the request is sent.
         expires_at_s: when its deadline has passed.
-        known: the server has had it.
+        known: whether the server has taken it in.
     """
 
     request_id: str
@@ -138,16 +138,16 @@ class _Outstanding(Struct, eq=False):
 
 
 class ShardClient:
-    """Sends requests to one shard, and notifies each one's waiter of its end, once.
+    """Sends requests to one shard, and tells each one's waiter once how it ended.
 
     Args:
         queue: the shard; closed in the end.
-        when_full: what a submit does that meets a full queue.
+        when_full: whether a submit that meets a full queue waits or raises.
         unavailable_timeout_s: how long the server may be out of reach before outstanding requests
             end with UnavailableError.
         timings: how long it waits for what.
-        shares_ends: whether it goes on hearing of a request's end when another client attaches to
-            the request, too.
+        shares_ends: whether this client still hears of a request's end after another client
+            attaches to the request.
         on_trouble: called when a call fails, or a submit is slow.
     """
 
@@ -179,7 +179,7 @@ class ShardClient:
         self._rng = random.Random()
         self.down_since: float | None = None
         self._warn_of_full_at_s = 0.0
-        # Once requests are refused: the error that each of them ends with.
+        # The error that ends each request, once requests are refused.
         self.over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
@@ -189,12 +189,13 @@ class ShardClient:
             UnavailableError: no server answers.
             UsageError: the fleet serves the queue with another number of shards.
         """
-        # Reading a script imports modules, and a fork amid an import inherits half of it.
+        # Read the script now: that imports modules, and a fork during an import inherits half of
+        # it.
         script_text("submit")
         try:
             await self._queue.shard.environments()
             if self._queue.shard.keys.shard == 0:
-                # A server may forbid its users to look.
+                # A server may forbid this user to look at the shape.
                 with contextlib.suppress(UnavailableError):
                     await check_shape(self._queue.shard)
         except BaseException:
@@ -203,7 +204,7 @@ class ShardClient:
         self.start()
 
     def start(self) -> None:
-        """Starts the tasks whether or not a server answers; until one does, they try."""
+        """Starts the tasks even if no server answers; they try until one does."""
         for loop in (self._submit_forever, self._read_forever, self._watch_forever):
             self._tasks.spawn(loop())
 
@@ -221,7 +222,7 @@ class ShardClient:
             self._ask.set()
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request, whose waiter is not notified any more; False where it has ended."""
+        """Withdraws a request; its waiter hears no more. Returns False if it has ended already."""
         entry = self.outstanding.get(request_id)
         if entry is None or entry.waiter is not waiter:
             return False
@@ -233,8 +234,7 @@ class ShardClient:
         return True
 
     def waiting(self) -> Mapping[tuple[str, str], int]:
-        """How many requests the server has acknowledged and not answered, by environment and
-        tenant."""
+        """Counts the requests that are acknowledged and not answered, by environment and tenant."""
         return Counter(
             (entry.submission.environment, entry.submission.tenant)
             for entry in self.outstanding.values()
@@ -242,7 +242,7 @@ class ShardClient:
         )
 
     def take_answered(self) -> AbstractSet[str]:
-        """The environments of requests that have ended since the last call."""
+        """Returns the environments of requests that have ended since the last call."""
         answered, self._environments_answered = self._environments_answered, set()
         return answered
 
@@ -255,7 +255,7 @@ class ShardClient:
         self._work.set()
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends all outstanding requests; ``withdraw`` cancels them, else they run on."""
+        """Ends all outstanding requests; ``withdraw`` cancels them, or else they run on."""
         self.over = partial(ClosedError, "the client was closed before the request ended")
         if withdraw:
             self._withdrawn += self.outstanding
@@ -263,7 +263,7 @@ class ShardClient:
         try:
             with contextlib.suppress(LeanQError, TimeoutError):
                 async with asyncio.timeout(self._timings.close_s):
-                    # Requests that are to run on may still have to be submitted.
+                    # Requests that are to run on may still be unsent.
                     await self._send_gathered()
                     await self._queue.drop_inbox(self.client)
         finally:
@@ -272,7 +272,7 @@ class ShardClient:
             await self._queue.shard.close()
 
     def _close_with(self, error: Callable[[], LeanQError]) -> None:
-        """Ends each request with an error, and refuses all others with it."""
+        """Ends each request with an error, and refuses all later ones with it."""
         self.over = error
         self._end_all(error)
 
@@ -340,7 +340,7 @@ class ShardClient:
                 await asyncio.sleep(next(pauses))
 
     async def _send_gathered(self) -> None:
-        # One at a time: no request may reach the server after its own withdrawal.
+        # Send one batch at a time: no request may reach the server after its own withdrawal.
         async with self._sending:
             while self._outbox or self._withdrawn:
                 if batch := self._next_batch():
@@ -373,7 +373,7 @@ class ShardClient:
         environments: list[str] = []
         slow = None
         if self._on_trouble:
-            # It may be a network that swallows everything.
+            # No answer for a while may mean a network that drops all packets.
             loop = asyncio.get_running_loop()
             slow = loop.call_later(self._timings.slow_submit_s, self._on_trouble)
         try:
@@ -406,7 +406,7 @@ class ShardClient:
             case Queued() | Attached():
                 self._acknowledged(entry)
                 if submission.deadline_ms:
-                    # A little later, since the server's clock ticks in milliseconds.
+                    # Allow a little more, since the server's clock ticks in milliseconds.
                     entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
                 self._ask_later(entry, now_s)
             case Conflict():
@@ -415,7 +415,7 @@ class ShardClient:
                 where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
                 self._refused(entry, f"the queue is full {where}", retry_after_s)
             case UnknownEnvironment() if entry.known:
-                # The server has lost its data, and workers of other environments were back sooner.
+                # The server has lost its data, and workers of other environments came back sooner.
                 self._send_later(entry, _ENVIRONMENT_RETRY_S)
             case UnknownEnvironment():
                 text = f"no worker has ever offered the environment {submission.environment!r}"
@@ -426,7 +426,7 @@ class ShardClient:
 
     def _acknowledged(self, entry: _Outstanding) -> None:
         entry.known = True
-        # It may have been withdrawn meanwhile, and its waiter wait elsewhere.
+        # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
         if self.outstanding.get(entry.request_id) is entry:
             entry.waiter.acknowledged()
 
@@ -465,7 +465,7 @@ class ShardClient:
                 continue
             self._note_up()
             pauses = backoff_s(self._rng)
-            # Callers that got a reply may send more, and that goes first: one turn of the loop for
+            # Let callers that got a reply send more before the next read: one turn of the loop for
             # them, one for the submitter.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -527,14 +527,14 @@ class ShardClient:
         self._note_trouble()
         now = time.monotonic()
         if not self.outstanding:
-            # No caller waits for requests that are withdrawn.
+            # No caller waits for the withdrawals.
             return
         if self.down_since is None:
             self.down_since = now
             return
         down_s = now - self.down_since
         if isinstance(error, NotPermittedError):
-            # Rights are loaded in a moment, or missing until a person comes.
+            # Rights load in a moment, or are missing until a person grants them.
             if down_s > min(_NOT_PERMITTED_S, self._unavailable_timeout_s):
                 self._end_all(partial(NotPermittedError, str(error), error.right))
         elif down_s > self._unavailable_timeout_s:
@@ -543,7 +543,7 @@ class ShardClient:
 
 
 def conflict(name: str) -> ConflictError:
-    """Returns the error of a request whose name another one has."""
+    """Returns the error of a request whose name another one has taken."""
     return ConflictError(
         f"the request id {name!r} is that of a request with other content, which stays as it is; "
         "give this one another id"

@@ -1,4 +1,4 @@
-"""The route to one cluster: a client for each shard, between which the request id decides."""
+"""The route to one cluster: a client for each shard, chosen by the request id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StateLocator:
         self._unavailable_timeout_s = unavailable_timeout_s
 
     async def find(self, state: str) -> Whereabouts:
-        """Where ``state`` can be stepped.
+        """Returns where ``state`` can be stepped.
 
         Raises:
             UnknownStateError: the queue does not know it, or no worker offers its environment.
@@ -72,7 +72,7 @@ class ShardRouter:
     Args:
         shards: the client of each shard, in order.
         state_locator: finds the environment of a state.
-        worker_watch: says so when requests wait and no worker is alive for them.
+        worker_watch: warns when requests wait and no worker is alive for them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ShardRouter:
         self._state_locator = state_locator
         self._worker_watch = worker_watch
         self._watching: asyncio.Task[None] | None = None
-        # Requests whose state is being found; waiters differ by identity.
+        # Requests whose state is being looked up; waiters differ by identity.
         self._finding: dict[tuple[str, int], tuple[Waiter, asyncio.Task[None]]] = {}
 
     @classmethod
@@ -100,7 +100,7 @@ class ShardRouter:
         shares_ends: bool = False,
         on_trouble: Callable[[], None] | None = None,
     ) -> ShardRouter:
-        """The route to the cluster of ``settings``, over connections of its own."""
+        """Returns the route to the cluster of ``settings``, over connections of its own."""
         shards = Shard.each(settings)
         queues = [ClientQueue(shard) for shard in shards]
         clients = [
@@ -118,7 +118,7 @@ class ShardRouter:
         return cls(clients, StateLocator(shards, unavailable_timeout_s), watch)
 
     async def open(self) -> None:
-        """Raises UnavailableError when one of the shards' servers does not answer."""
+        """Opens the route; raises UnavailableError when a shard's server does not answer."""
         ends = await asyncio.gather(
             *(shard.open() for shard in self.shards), return_exceptions=True
         )
@@ -130,7 +130,7 @@ class ShardRouter:
         self._watch()
 
     def start(self) -> None:
-        """Opens whether or not the servers answer."""
+        """Opens the route even if servers do not answer."""
         for shard in self.shards:
             shard.start()
         self._watch()
@@ -139,11 +139,11 @@ class ShardRouter:
         self._watching = asyncio.get_running_loop().create_task(self._worker_watch.run())
 
     async def find(self, state: str) -> Whereabouts:
-        """Where ``state`` can be stepped; raises as :meth:`StateLocator.find`."""
+        """Returns where ``state`` can be stepped; raises as :meth:`StateLocator.find`."""
         return await self._state_locator.find(state)
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits, once the environment is known."""
+        """Submits a request once its environment is known."""
         submission = prepared.submission
         if prepared.state and not submission.environment:
             task = asyncio.get_running_loop().create_task(self._find(prepared, waiter))
@@ -156,14 +156,14 @@ class ShardRouter:
         self._shard(request_id).attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; False where it has ended already."""
+        """Withdraws a request; returns False if it has ended already."""
         if found := self._finding.pop((request_id, id(waiter)), None):
             found[1].cancel()
             return True
         return self._shard(request_id).cancel(request_id, waiter)
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request, withdrawn from the queue or running on."""
+        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         finding, self._finding = self._finding, {}
         tasks = [task for _, task in finding.values()]
         if self._watching:
@@ -193,5 +193,5 @@ class ShardRouter:
             self._shard(submission.request_id).send(found, waiter)
 
     def _shard(self, request_id: str) -> ShardClient:
-        # Of a queue with one shard, which most are, each request id names that one.
+        # Most queues have one shard, which each request id then names.
         return self.shards[0 if len(self.shards) == 1 else shard_of(request_id)]

@@ -1,8 +1,7 @@
-"""Many codes through one client: read as they are needed, their results as a stream.
+"""Checks many codes through one client: it reads them as needed and streams their results.
 
-The codes that were read and whose results were not given out yet are the *window*. It bounds the
-requests that are outstanding and the results that are kept, so memory stays flat for any number of
-codes.
+The *window* holds the codes that were read and whose results were not given out yet. It bounds the
+outstanding requests and the kept results, so memory stays flat for any number of codes.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ log = logging.getLogger("leanq.client")
 
 WINDOW = 512
 
-# At most so many results are given out for each code that is read: more than one, so that a backlog
-# of results drains, and not all, so that the fleet gets more work meanwhile.
+# At most so many results are given out for each code that is read. With more than one, a backlog
+# drains; with a bound, the fleet gets more work meanwhile.
 _GIVEN_PER_READ = 2
 
 ReplyOrError = Reply | BaseException
 Send = Callable[[str, Callable[[ReplyOrError], None]], Callable[[], object]]
-"""Sends a code, and calls the function given once, in any thread, with how it ended. Returns a
-function that withdraws the request, whose end then may never be told."""
+"""Sends a code, and calls the function once, in any thread, with its end.
+
+Returns a function that withdraws the request, whose end may then never be told."""
 
 # The warning about imports waits for so many results.
 _ENOUGH_RESULTS = 8
@@ -50,7 +50,7 @@ _ENOUGH_RESULTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one of many codes ended.
+    """The end of one of many codes.
 
     Attributes:
         index: its place in the input, from 0.
@@ -66,18 +66,18 @@ class Result:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The reply's verdict; ``None`` where there is no reply."""
+        """Returns the reply's verdict, or ``None`` if there is no reply."""
         return self.reply.verdict if self.reply else None
 
 
 class Maps:
-    """``map`` and ``amap`` for a client that has ``check``."""
+    """Adds ``map`` and ``amap`` to a client that has ``check``."""
 
     _builder: RequestBuilder
 
     @abstractmethod
     def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
-        """Lean's verdict on ``code``, as a future."""
+        """Checks ``code`` with Lean, and returns a future of the reply."""
 
     @abstractmethod
     def _check_may_wait(self, what: str) -> None:
@@ -91,15 +91,19 @@ class Maps:
         ordered: bool = True,
         **options: Unpack[Check],
     ) -> Generator[Result, None, None]:
-        """Lean's verdicts on any number of codes, each a :class:`Result`.
+        """Checks any number of codes with Lean, and yields a :class:`Result` for each.
 
-        Codes are read as they are needed, in the thread that iterates; what is wrong with one of
-        them, or with its request, is its result's ``error``. When the iterator ends, outstanding
-        requests are withdrawn: at once by ``close()`` and an exception of the codes, and where a
-        loop is left early, when Python collects the iterator, which after ``break`` is at once too;
-        a traceback can keep it (``contextlib.closing`` does not wait). An iterator belongs to one
-        thread at a time; a client may have many of them. When most results have an import that the
-        environment lacks, or no judge, a warning in the log ``leanq.client`` says so once.
+        The thread that iterates reads the codes as they are needed. If a code or its request is
+        faulty, its result has the ``error``.
+
+        When the iterator ends, it withdraws outstanding requests. ``close()`` and an exception from
+        the codes end it at once. A loop that is left early, as by ``break``, ends it when Python
+        collects the iterator. That is mostly at once, but a traceback can delay it;
+        ``contextlib.closing`` does not wait.
+
+        An iterator belongs to one thread at a time; a client may have many iterators. If most codes
+        import a module that the environment lacks, or lack a judge that works, the log
+        ``leanq.client`` warns of it once.
 
         >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
         >>> for result in lean.map(codes):
@@ -110,15 +114,15 @@ class Maps:
 
         Args:
             codes: Lean sources, from an iterable that may be endless.
-            window: how many codes at most are read beyond those whose results were given out. All
-                of them may be outstanding, so let it be several times the fleet's slots.
-            ordered: results in the order of the codes, where one that is late holds up those behind
-                it, at most ``window`` of them; or else as they finish.
-            options: as of :meth:`check`, for all codes alike; but no ``request_id``.
+            window: how many codes to read at most beyond those whose results were given out. All of
+                them may be outstanding, so let it be several times the fleet's slots.
+            ordered: whether results come in the order of the codes rather than as they finish. In
+                order, a late one holds up at most ``window`` others.
+            options: as of :meth:`check`, the same for all codes; ``request_id`` is not allowed.
 
         Raises:
             UsageError: a malformed option, at once.
-            ClosedError: the client is closed, and another code was to be sent.
+            ClosedError: the client is closed while codes are left to send.
         """
         self._check_may_wait("map()")
         sender, environment = self._sender(options)
@@ -132,11 +136,11 @@ class Maps:
         ordered: bool = True,
         **options: Unpack[Check],
     ) -> AsyncGenerator[Result, None]:
-        """As :meth:`map`, for ``async for`` in any event loop.
+        """Does the same as :meth:`map`, for ``async for`` in any event loop.
 
-        Codes are read by a task in the loop that iterates, also while a result is awaited or in
-        use. Where that ``async for`` is left early, outstanding requests are withdrawn as soon as
-        the loop collects the iterator; ``contextlib.aclosing`` does it before going on.
+        A task in the loop that iterates reads the codes, also while a result is awaited or in use.
+        If that ``async for`` is left early, outstanding requests are withdrawn once the loop
+        collects the iterator. ``contextlib.aclosing`` withdraws them before going on.
 
         >>> async def verdicts(codes):
         ...     return [result.verdict async for result in lean.amap(codes)]
@@ -164,12 +168,12 @@ def astream(
     ordered: bool,
     environment: str,
 ) -> AsyncGenerator[Result, None]:
-    """The results of ``codes``, which are sent by ``send``; as :meth:`Maps.amap`."""
+    """Yields the results of ``codes``, which ``send`` sends; as :meth:`Maps.amap`."""
     source = codes if isinstance(codes, AsyncIterable) else iter(_many(codes))
     return _aresults(_Window(send, window, ordered, environment), source)
 
 
-# What these say of a batch is true of its environment, and not of the codes.
+# Reasons that concern the environment rather than the code.
 _SAID = {
     "unknown_import": "have an import that the environment does not have",
     "judge_unavailable": "cannot be judged, since the worker has no judge that works",
@@ -177,7 +181,7 @@ _SAID = {
 
 
 class _BatchWarning:
-    """Logs once when most results have one reason that is their environment's."""
+    """Logs once when most results have the same reason and the environment causes it."""
 
     def __init__(self, environment: str) -> None:
         self._environment = environment
@@ -205,16 +209,16 @@ class _BatchWarning:
 
 
 def _last_of_ours(reply: Reply) -> str:
-    """Returns what leanq has to say of it, else the first words of the first message."""
+    """Returns leanq's own first message on it, or else the first line of the first message."""
     texts = [message.text for message in reply.messages]
     ours = [text for text in texts if text.startswith("leanq: ")]
     return (ours or texts or [""])[0].partition("\n")[0].removeprefix("leanq: ")
 
 
 class _Window:
-    """The codes that were read, up to the results that were not given out yet.
+    """Holds the codes from their reading until their results are given out.
 
-    Ends may arrive in any thread; everything else is called by the thread that iterates.
+    Ends may arrive in any thread; the thread that iterates makes all other calls.
     """
 
     def __init__(self, send: Send, size: int, ordered: bool, environment: str) -> None:
@@ -230,7 +234,7 @@ class _Window:
         self._read = self._ended = self._given = 0
         self._outstanding: dict[int, tuple[str, Callable[[], object]]] = {}
         self._arrived: SimpleQueue[tuple[int, ReplyOrError]] = SimpleQueue()
-        # By their numbers in the order in which they are given out.
+        # By their place in the order in which they are given out.
         self._results: dict[int, Result] = {}
 
     @property
@@ -242,7 +246,7 @@ class _Window:
         return self._read - self._given >= self._size
 
     def add(self, code: str) -> None:
-        """Sends one more. Raises what the sender does, but for the code's own fault."""
+        """Sends one more code. A UsageError becomes its result; other errors are raised."""
         index = self._read
         self._read += 1
         try:
@@ -253,9 +257,10 @@ class _Window:
             self._outstanding[index] = code, withdraw
 
     def next_is_there(self, *, wait: bool = False) -> bool:
-        """Takes in the ends that arrived; whether the next result is there. ``wait``: until it is.
+        """Takes in the ends that arrived; returns whether the next result is there.
 
-        Raises the error that a request ended with, if it is not one of leanq's.
+        ``wait``: wait until it is. Raises the error that a request ended with, if it is not leanq's
+        own.
         """
         while not self._arrived.empty() or (wait and self._given not in self._results):
             index, end = self._arrived.get()
@@ -269,7 +274,7 @@ class _Window:
         return self._given in self._results
 
     def give(self) -> Result:
-        """The next result, which must be there."""
+        """Returns the next result, which must be there."""
         result = self._results.pop(self._given)
         self._given += 1
         return result
@@ -314,21 +319,21 @@ async def _aresults(
         nonlocal woken
         if not woken:
             woken = True
-            # A loop that was closed amid the iteration has no task to be woken.
+            # A loop that was closed during the iteration has no task to wake.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(awake)
 
     def awake() -> None:
         nonlocal woken
-        # First, so that an end that arrives while the loop looks at the others wakes it again.
+        # Reset first: an end that arrives while the loop looks at the others must wake it again.
         woken = False
         changed.set()
 
     async def add(code: str) -> None:
         window.add(code)
-        # A code that was refused has its result already.
+        # A refused code has its result already.
         changed.set()
-        # Other tasks of the loop run, however fast codes come.
+        # Let other tasks of the loop run, however fast codes come.
         await asyncio.sleep(0)
         while window.full:
             room.clear()
@@ -351,7 +356,7 @@ async def _aresults(
             if reader.done():
                 reader.result()
             if window.next_is_there():
-                # The reader gets a turn, even if the loop over the results never awaits anything.
+                # Give the reader a turn, even if the loop over the results never awaits anything.
                 await asyncio.sleep(0)
                 result = window.give()
                 room.set()
@@ -377,6 +382,6 @@ def _many(codes: Iterable[str]) -> Iterable[str]:
 
 
 def _notify(done: Callable[[ReplyOrError], None], future: Future[Reply]) -> None:
-    # Only requests that were withdrawn are cancelled.
+    # Only withdrawn requests are cancelled.
     if not future.cancelled():
         done(future.exception() or future.result())

@@ -1,8 +1,7 @@
-"""Says so when a client's requests wait and no worker is alive for their environment, or an
-operator holds them back.
+"""Warns when a client's requests wait while no worker is alive, or an operator holds them back.
 
-As long as replies come from an environment nothing is asked. After some seconds of silence the
-queue is asked who serves it, and again at intervals that double.
+While replies come from an environment, the watch asks nothing. After some seconds of silence it
+asks the queue who serves the environment, and again at intervals that double.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ class Waiting(Protocol):
     """A shard's client, as the watch sees it."""
 
     def waiting(self) -> Mapping[tuple[str, str], int]:
-        """Returns how many requests the queue has acknowledged and not answered, by environment and
-        tenant."""
+        """Counts the requests that are acknowledged and not answered, by environment and tenant."""
 
     def take_answered(self) -> AbstractSet[str]:
-        """The environments that have answered since the last call."""
+        """Returns the environments that have answered since the last call."""
 
     def give_up(self, environment: str, text: str) -> None:
         """Ends all requests of an environment with NoWorkerError, and withdraws them."""
 
 
 class Silence:
-    """Which environments are silent: requests wait there, and for some time none was answered.
+    """Finds silent environments: requests wait there, and none was answered for some time.
 
     Args:
-        first_s: seconds of silence before an environment is due; then twice as long each time.
+        first_s: seconds of silence before an environment is due; each later interval is twice as
+            long.
     """
 
     def __init__(self, first_s: float) -> None:
@@ -53,7 +52,7 @@ class Silence:
         self._due: dict[str, tuple[float, float]] = {}
 
     def due(self, waiting: AbstractSet[str], answered: AbstractSet[str], now_s: float) -> list[str]:
-        """The environments to be looked into now."""
+        """Returns the environments to look into now."""
         silent = waiting - answered
         self._due = {name: at for name, at in self._due.items() if name in silent}
         found = []
@@ -72,7 +71,7 @@ class WorkerWatch:
     Args:
         queue: a shard of the cluster; every worker serves all of them.
         shards: the clients of all shards.
-        no_worker: what to do.
+        no_worker: whether to warn, wait or raise.
         every_s: seconds of silence before the first look.
     """
 
@@ -86,7 +85,7 @@ class WorkerWatch:
         self._silence = Silence(every_s)
 
     async def run(self) -> None:
-        """Watches until it is cancelled; not at all where the client waits in silence."""
+        """Watches until it is cancelled; returns at once if the client waits in silence."""
         while self._no_worker != "wait":
             await asyncio.sleep(self._every_s / 2)
             waiting = self._waiting()
@@ -95,7 +94,7 @@ class WorkerWatch:
                 try:
                     served, paused = await self._served(), await self._queue.shard.paused()
                 except NotPermittedError as error:
-                    # As with the users of an older release.
+                    # Users made for an older release may lack the right.
                     names = ", ".join(due)
                     log.warning("whether a worker is alive for %s is unknown: %s", names, error)
                     return
@@ -105,7 +104,7 @@ class WorkerWatch:
                 self._look(served, paused, due)
 
     def _waiting(self) -> dict[str, Counter[str]]:
-        """By environment, and there by tenant."""
+        """Counts waiting requests by environment, and there by tenant."""
         waiting: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for shard in self._shards:
             for (environment, tenant), count in shard.waiting().items():
@@ -113,7 +112,7 @@ class WorkerWatch:
         return waiting
 
     async def _served(self) -> list[str]:
-        """The environments of living workers."""
+        """Returns the environments of living workers."""
         workers = await self._queue.living()
         return sorted({name for info in workers for name in environments_in(info_of(info))})
 
@@ -124,7 +123,7 @@ class WorkerWatch:
             if name not in waiting:
                 continue
             if f"e:{name}" in paused:
-                # An operator holds them back, perhaps without workers to save costs.
+                # An operator may hold them back, and stop the workers, to save costs.
                 _warn_of_pause("environment", "--env", name, waiting[name].total())
                 continue
             for tenant, count in waiting[name].items():
