@@ -13,7 +13,7 @@ for k, request_id in ipairs(request_ids) do
     local attempts = r.attempts + ((lease or run_id) and 1 or 0)
     local reply = publish.verdict(r, 'cancelled', 'withdrawn', attempts, now - r.submitted)
     if lease and lease.digest ~= '' and redis.call('ZCARD', tag .. ':joined:' .. request_id) > 0 then
-      -- It runs on for what joined it alone.
+      -- It runs on for the requests that joined it.
       phase.set_client(request_id, lease, '')
       publish.reply(request_id, r.client, reply)
     else

@@ -1,16 +1,17 @@
 #!lua flags=allow-oom
 -- parts: clock bulk wait_list wakeup publish counters settle isolated fair_queue lease waiting shares
--- claim: settles what a worker has finished, and leases it up to `want` requests of `environments`, in
--- one call; either part may be empty. A settlement is accepted only with the current token, or again
--- with the token that already won. `token` is that of all leases given out here. `busy`: requests in
--- flight besides those settled here; other than 0 keeps quarantined requests away.
--- Answers fenced, missing: the numbers of the settlements that were not accepted, and see settle.all;
--- request_ids, records, isolated: see lease.lua; held: size of the processing list; must_empty: 1 where this
--- worker should empty itself for a quarantined request; now_ms.
+-- claim: settles finished requests, and leases up to `want` requests of `environments`.
+-- Either part may be empty. A settlement needs the current token; a repeated one needs the token that won.
+-- `token`: the token of all leases given out here. `busy`: requests in flight besides those settled here;
+-- above 0 it keeps quarantined requests away.
+-- Answers now_ms, and:
+--   `fenced`: the numbers of settlements without the current token. `missing`: see settle.all.
+--   `request_ids`, `records`, `isolated`: see lease.lua. `held`: size of the processing list.
+--   `must_empty`: 1 if this worker should empty itself for a quarantined request.
 local must_empty = 0
 local fenced, missing = settle.all()
 
--- What hardly ever is there: one question about all of it. Then the environments that are not held back.
+-- Ask one question about all that is rare. Then leave out the environments that are held back.
 local unusual, open = false, environments
 if #environments > 0 then
   local names = {}
@@ -34,8 +35,8 @@ if #open > 0 then
   counters.read(names)
 end
 
--- Which priorities of each environment have work. All environments' quarantined requests come before
--- any environment's other work, which would never let them be alone.
+-- Find the priorities with work in each environment. All environments' quarantined requests come before any
+-- other work, which would never let them be alone.
 local priorities = {}
 for i, environment in ipairs(want > 0 and open or {}) do
   priorities[i] = wait_list.filled_priorities(environment)
@@ -65,7 +66,7 @@ end
 publish.all()
 counters.write()
 local held = redis.call('ZCARD', tag .. ':processing:' .. worker)
--- The lease of a worker that holds nothing may be a longer one, and there is nothing to be reaped.
+-- A worker that holds nothing may have a longer lease, and leaves nothing to reap.
 if held > 0 then redis.call('ZADD', tag .. ':workers', now + lease_ms, worker) end
 return answer({fenced = fenced, missing = missing, request_ids = lease.request_ids, records = lease.records,
   isolated = lease.isolated, must_empty = must_empty, now_ms = now, held = held})

@@ -1,16 +1,17 @@
 #!lua flags=allow-oom
 -- parts: clock record phase warmth wait_list wakeup single_flight deadline publish counters
--- exchange: what claim does, for the call that workers make most: one result is settled, one request claimed
--- in one environment, and nothing else is to be done. It makes claim's commands in a straight line, since
--- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
--- `token` that of the new one.
--- Answers request_id, record: of the request that was claimed, if there was one; held and now_ms as claim.
--- Where anything is unusual nothing is done and claim is to be called: 0 where that may
--- last (pauses, weights, quarantined requests, requests that other workers are warm for), else nil.
+-- exchange: does what claim does for the call that workers make most. It settles one result and claims one
+-- request in one environment. It makes claim's commands in a straight line, since lists of arguments and
+-- tables cost the server as much again. `settled_token` is the token of the result's lease, `token` that of
+-- the new one.
+-- Answers request_id, record: the claimed request, if there was one; held and now_ms as claim.
+-- In an unusual case it does nothing, and claim has to be called. It returns 0 if the case may last:
+-- pauses, weights, quarantined requests, or requests that other workers are warm for. It returns nil in all
+-- other cases.
 local call, phases = redis.call, tag .. ':phase'
 local processing = tag .. ':processing:' .. worker
 
--- The lease, and what hardly ever is there.
+-- The lease, and whatever is rare.
 local lease = call('HGET', phases, request_id)
 if phase.kind(lease) ~= phase.LEASED then return false end
 local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, rest =
@@ -36,7 +37,7 @@ counters.read({'claimed', 'turn:' .. environment, 'waiting:' .. environment, 'af
 local has_affinity = counters.has_affinity(environment)
 local held = call('ZCARD', processing)
 
--- The next request. Once it is taken out of its list, it is put back before others are to look.
+-- The next request. A request taken out of its list is put back if claim has to look at it.
 local rings = tag .. ':ring:' .. environment .. ':'
 local zero, one, two = rings .. 0, rings .. 1, rings .. 2
 -- EXISTS counts repeated keys, so the sum tells which rings exist.
@@ -44,7 +45,7 @@ local filled = call('EXISTS', zero, one, one, two, two, two, two)
 local run_id
 local ring, list, next_id, text, r, next_key
 if filled > 0 then
-  -- Every eighth request goes round the priorities, where several have work.
+  -- If several priorities have work, every eighth request goes round them.
   if filled ~= 1 and filled ~= 2 and filled ~= 4 and counters.value('turn:' .. environment) % 8 == 7 then
     return false
   end
@@ -55,11 +56,11 @@ if filled > 0 then
   next_id = call('LPOP', list)
   text = next_id and call('GET', tag .. ':req:' .. next_id)
   r = record.read(text)
-  -- One that was withdrawn here may have come again, and wait elsewhere.
+  -- A request that was withdrawn here may have come again and wait elsewhere.
   local simple = r and not deadline.is_past(r)
     and r.tenant == next_tenant and r.priority == priority and r.environment == environment
   if simple and has_affinity then
-    -- Others may go first, unless the worker is warm for it.
+    -- Other requests may go first, unless the worker is warm for this one.
     simple = r.affinity ~= '' and (warm and r.affinity == affinity or warmth.is_warm(environment, r.affinity))
   end
   if simple then
@@ -76,8 +77,8 @@ elseif run_key then
   run_id = call('HGET', phases, run_key)
 end
 
--- The next request is leased, before anything else: a key that is not what it should be ends the script
--- where it stands, and a request must be in its list or leased by then.
+-- Lease the next request before all else. A key of a wrong type ends the script where it stands, and by
+-- then the request must be in its list or leased.
 local more = false
 if r then
   local next_detached = r.detached and '1' or ''
@@ -93,7 +94,7 @@ if r then
   if r.affinity ~= '' then counters.found_warm(true) end
 end
 
--- The result is settled. Its client is told last: a call that failed there comes again, and finds it settled.
+-- Settle the result. Tell its client last: a call that failed there comes again, and finds it settled.
 publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
 held = held - call('ZREM', processing, request_id)
 if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
@@ -102,7 +103,7 @@ counters.write()
 if run_key and remember_ms > 0 and fingerprint ~= '' then
   publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)
 end
--- The lease of a worker that holds nothing may be a longer one.
+-- A worker that holds nothing may have a longer lease.
 if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
 if warm and affinity ~= '' then warmth.note(environment, affinity) end
 -- A worker that leaves requests waiting wakes one more worker.

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- parts: record phase wait_list publish counters single_flight stop_run withdraw deadline requeue hand_over
--- lookup: what became of requests, for a client that waits for them and hears of their ends from now on.
+-- lookup: says what became of requests. Its client hears of their ends from now on.
 -- Returns per request id: the reply, or 1 queued, 2 leased or joined to a run, 0 unknown.
 local out = {}
 for k, request_id in ipairs(request_ids) do
@@ -16,7 +16,7 @@ for k, request_id in ipairs(request_ids) do
       if list then withdraw.note(list, r) end
     elseif run_id and not (single_flight.lease_of(run_id)
       and redis.call('ZSCORE', tag .. ':joined:' .. run_id, request_id)) then
-      -- No request waits for a run that is none, whatever the server has lost.
+      -- A request must not wait for a run that is gone, whatever the server has lost.
       redis.call('ZREM', tag .. ':joined:' .. run_id, request_id)
       answer = requeue.one(request_id, 'requeue') == 'queued' and 1 or 2
     else

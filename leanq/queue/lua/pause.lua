@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
 -- parts: clock wait_list wakeup
--- pause: holds an environment ('e') or a tenant ('t') back, or lets it go on. What runs goes on.
--- Returns 1 where that was otherwise before.
+-- pause: holds an environment ('e') or a tenant ('t') back, or lets it go on. Running requests go on.
+-- Returns 1 if that changed anything.
 local field = kind .. ':' .. name
 if set == wait_list.is_paused(kind, name) then return 0 end
 if set then redis.call('HSET', tag .. ':paused', field, now)
 else redis.call('HDEL', tag .. ':paused', field) end
 
--- Takes a tenant out of a ring, or puts it back at the end where it has a list.
+-- Takes a tenant out of a ring, or puts it back at the end if it has a list.
 local function move(environment, priority)
   local ring_name = environment .. ':' .. priority
   local ring, parked = tag .. ':ring:' .. ring_name, tag .. ':parked:' .. ring_name

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- parts: clock publish counters requeue grace forget_worker
--- reap: requeues the requests of one worker whose lease has expired, at most 100 a call, or fewer where
+-- reap: requeues requests of one worker whose lease has expired. One call takes at most 100, or fewer if
 -- many requests joined them.
--- Answers queued and poisoned: how many became either; more: 1 where there may be more to reap;
+-- Answers queued and poisoned: how many requests became either; more: 1 if there may be more to reap;
 -- expiry_grace_ms: time until leases are judged again.
 local judged_at = grace_ends()
 if now < judged_at then

@@ -1,9 +1,9 @@
 #!lua flags=no-writes
 -- parts: clock record phase single_flight is_isolated
--- reconcile: compares what a worker holds (`request_ids`) with its processing list, after an answer got
--- lost on the wire. What it does not know is handed to it again, with the token it already has.
--- Answers request_ids, records, isolated: unknown requests, as claim gives them out; tokens: theirs; lost:
--- request ids that are no longer its own; now_ms.
+-- reconcile: compares the requests that a worker holds (`request_ids`) with its processing list, after an
+-- answer got lost on the wire. It gives the worker unknown requests again, with the tokens that they have.
+-- Answers request_ids, records, isolated: unknown requests, as claim gives them out; tokens: their tokens;
+-- lost: ids of requests that are no longer the worker's; now_ms.
 local processing, held, lost = tag .. ':processing:' .. worker, {}, {}
 local unknown, records, tokens, all_isolated = {}, {}, {}, {}
 for _, request_id in ipairs(request_ids) do
@@ -16,8 +16,8 @@ for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, -1)) do
     local text = redis.call('GET', tag .. ':req:' .. single_flight.with_record(request_id, lease))
     local r = record.read(text)
     if r then
-      -- The record may be that of a request which has joined, with fewer attempts; a lease says of
-      -- what may be shared whether it is isolated.
+      -- The record may be a joined request's, which has fewer attempts. If the run may be shared, its lease
+      -- says whether it is isolated.
       local isolated = lease.isolated ~= ''
       if lease.digest == '' then isolated = is_isolated(r.attempts) end
       local n = #unknown + 1

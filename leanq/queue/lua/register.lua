@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- parts: clock
--- register: a worker enters the fleet and says which environments it serves; `info` and `about` are for
--- people to read, `fingerprint` may be ''.
--- A user who lacks a right would end a later script in its middle, with requests in no list. All of a worker's
--- keys and scripts' commands:
+-- register: a worker enters the fleet and says which environments it serves. `info` and `about` are for
+-- people to read; `fingerprint` may be ''.
+-- A user who lacks a right would end a later script in its middle, with requests in no list. So these are
+-- all keys and commands of a worker's scripts:
 local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined:
   isolating: environments fingerprints verdict: warm: shares: workers info stop: processing: dead deadreq: states: collect
   snaps snap: making: chunk:]]
@@ -16,11 +16,11 @@ local function missing_right()
     if not redis.acl_check_cmd('SET', key, '') then return 'SET ' .. key end
   end
   for command in string.gmatch(COMMANDS, '%S+') do
-    -- Twice, as some take a second key.
+    -- Pass the key twice, as some commands take a second one.
     if not redis.acl_check_cmd(command, tag .. ':phase', tag .. ':phase') then return command end
   end
 end
--- A server that stands in for Redis may not know the question.
+-- A server that stands in for Redis may lack this function.
 local missing = redis.acl_check_cmd and missing_right()
 if missing then return redis.error_reply('NOPERM a worker needs the right to ' .. missing) end
 
@@ -31,8 +31,8 @@ for i, environment in ipairs(environments.name) do
   redis.call('HSET', tag .. ':environments', environment, environments.about[i])
   if fingerprint ~= '' then redis.call('HSET', tag .. ':fingerprints', environment, fingerprint) end
 end
--- Small hashes are searched from end to end. One value too long for that makes Redis index these, which
--- are asked for all requests of a call at once.
+-- Redis searches small hashes from end to end. One value that is too long for that makes it index these
+-- two, of which each call asks many fields.
 for _, name in ipairs({'phase', 'stats'}) do
   redis.call('HSETNX', tag .. ':' .. name, '', string.rep('.', 65))
 end

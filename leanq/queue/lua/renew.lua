@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
 -- parts: clock publish counters requeue grace history
--- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: lease of a
--- worker that holds nothing. `tallies`: what it has counted since the last one.
--- Answers held: size of the processing list; expired: 1 where some worker's lease has; timed_out:
--- requests taken away because they ran longer than they may; known: 1 where the fleet knows this worker;
--- workers: how many there are; waiting: how many requests wait in its environments.
+-- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: the lease of a
+-- worker that holds nothing. `tallies`: the worker's counts since the last heartbeat.
+-- Answers:
+--   `held`: size of the processing list. `expired`: 1 if some worker's lease has expired.
+--   `timed_out`: requests taken away because they ran longer than they may.
+--   `known`: 1 if the fleet knows this worker. `workers`: how many there are.
+--   `waiting`: how many requests wait in its environments.
 note_minute()
 local processing, workers = tag .. ':processing:' .. worker, tag .. ':workers'
 -- A worker that renews is not overdue, however late it comes.
@@ -12,7 +14,7 @@ redis.call('ZADD', workers, now + lease_ms, worker)
 local judged = now >= grace_ends()
 local timed_out = judged and redis.call('ZRANGEBYSCORE', processing, '-inf', now, 'LIMIT', 0, 100) or {}
 for i, request_id in ipairs(timed_out) do
-  -- The rest is taken with the next renewal.
+  -- The next renewal takes the rest.
   if requeue.is_full() then timed_out = {unpack(timed_out, 1, i - 1)} break end
   redis.call('ZREM', processing, request_id)
   requeue.run(request_id, 'retry')

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- parts: clock
--- replay_open: makes a replay memory unless there is one, and adds it to those that status shows. Numbers
--- begin at the time, in microseconds, so that they go up even from a memory that was dropped to its successor.
+-- replay_open: makes a replay memory unless it exists, and adds it to those that status shows. Numbers
+-- begin at the time in microseconds, so a new memory's numbers are above those of one dropped before.
 -- Answers the bounds that hold, and the number before the first.
 local key = tag .. ':replay:' .. name .. ':about'
 if redis.call('EXISTS', key) == 0 then

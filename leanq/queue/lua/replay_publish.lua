@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- parts: clock replay
--- replay_publish: puts a value in the place of the one before, if that still has the version `expected`
--- (empty: whatever it has; 0: there is none). A version is higher than the one before, and begins at the
--- time in ms, so that it goes up even where the server has forgotten all.
--- Returns the version, or nothing where another was published meanwhile.
+-- replay_publish: replaces a value if it still has the version `expected` (empty: any version; 0: no value
+-- yet). Each version is higher than the one before. It is at least the time in ms, so it rises even after
+-- the server has forgotten all.
+-- Returns the version, or nothing if another value was published meanwhile.
 local key = replay.key('value')
 local before = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
 local version = before and tonumber(string.match(before[1], '%d+')) or 0

@@ -1,10 +1,11 @@
 #!lua flags=no-writes
 -- parts: replay weights random
--- replay_sample: draws entries with replacement, each independently of all others, until there are `count`,
--- their bytes reach `max_bytes`, or the random numbers are used up. By weight, with 1.25 attempts on average
--- or fewer: a class is drawn by the bound of its sum, then any member of it, which is taken with its weight's
--- share of the bound, four fifths or more; else all is drawn again.
--- Returns number, entry, number, entry …; nothing where there is no such memory.
+-- replay_sample: draws entries with replacement, independently of each other. It stops when there are
+-- `count`, when their bytes reach `max_bytes`, or when the random numbers are used up.
+-- A draw by weight picks a class by the bound of its sum, and then any member of the class. It takes the
+-- member with a probability of its weight over the bound, at least four fifths, or else draws again. That
+-- takes 1.25 attempts on average, or fewer.
+-- Returns number, entry, number, entry …; nothing if there is no such memory.
 local about = replay.about()
 if not about then return false end
 local log, slots = replay.key('log'), replay.key('slots')

@@ -1,9 +1,9 @@
 #!lua
 -- parts: replay replay_log weights random
--- replay_write: adds entries, each a row of its weight and its bytes, and takes out those that the bounds
--- leave no room for. A call with the writer's last serial again changes nothing, so it may be repeated
--- when its answer was lost. At full memory the server refuses it.
--- Returns the number of the last entry, or nothing where there is no such memory.
+-- replay_write: adds entries, each a row of its weight and its bytes, and takes out entries beyond the
+-- bounds. A call with the writer's last serial changes nothing, so it may be repeated when its answer was
+-- lost. A server with a full memory refuses it.
+-- Returns the number of the last entry, or nothing if there is no such memory.
 local about = replay.about()
 if not about then return false end
 local done = redis.call('GET', replay.key('writer:' .. writer))
@@ -16,7 +16,7 @@ local function empty(slot)
   weights.remove(slot)
 end
 
--- Each entry ever written is in the reservoir with the same probability.
+-- Keeps each entry ever written in the reservoir with the same probability.
 local function choose(number, entry, weight)
   about.seen = about.seen + 1
   local slot = redis.call('HLEN', slots)
@@ -30,8 +30,8 @@ local function choose(number, entry, weight)
   if about.weighted then weights.add(slot, weight) end
 end
 
--- A slot chosen at random leaves, and with it the room: what comes later could not have its chance. False
--- where no random number is left, and the next call goes on.
+-- Removes a random slot and its room: if a later entry filled it, its chance would be unequal. Returns
+-- false if no random number is left; the next call goes on.
 local function shrink()
   local r, last = random.take(1), redis.call('HLEN', slots) - 1
   if not r then return false end

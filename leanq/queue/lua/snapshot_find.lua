@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- parts: clock
--- snapshot_find: the manifest of a snapshot and the hashes of its chunks, all touched. Nothing where there
--- is none, and an empty list where the server has evicted a part of it.
+-- snapshot_find: returns the manifest of a snapshot and the hashes of its chunks, and touches them all.
+-- Returns nothing if there is no such snapshot, and an empty list if the server has evicted a part of it.
 local manifest = redis.call('GET', tag .. ':snap:' .. key)
 if not manifest then return false end
 local row = redis.call('HGET', tag .. ':snaps', key)

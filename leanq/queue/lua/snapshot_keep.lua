@@ -1,6 +1,6 @@
 #!lua
--- snapshot_keep: makes a snapshot visible whose chunks have come.
--- Returns 1, or 0 where it lost its place or a chunk meanwhile.
+-- snapshot_keep: makes a snapshot visible once its chunks have come.
+-- Returns 1, or 0 if it lost its place or a chunk meanwhile.
 local row = redis.call('HGET', tag .. ':snaps', key)
 if not row then return 0 end
 local _, _, expected = unpack(cmsgpack.unpack(row))

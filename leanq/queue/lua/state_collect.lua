@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- parts: clock
 -- state_collect: removes records that were not used for long from a part of one bucket, and moves the
--- cursor on, which all workers share. After a round there is an hour's rest.
--- Answers removed: how many; ended: whether a round did.
+-- cursor on. All workers share the cursor. After a round there is an hour's rest.
+-- Answers removed: how many; ended: 1 if a round ended.
 local progress = tag .. ':collect'
 local r = redis.call('HMGET', progress, 'bucket', 'cursor', 'ended')
 local bucket, cursor = tonumber(r[1] or 0), r[2] or '0'

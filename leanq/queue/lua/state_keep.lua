@@ -1,6 +1,6 @@
 #!lua
 -- parts: clock
--- state_keep: stores records of states. One that is empty only touches what is there.
+-- state_keep: stores records of states. An empty record only touches the one that is there.
 local tick = struct.pack('>I4', math.floor(now / 3600000))
 for i, name in ipairs(records.bucket) do
   local bucket, field, record = tag .. ':states:' .. name, records.field[i], records.record[i]

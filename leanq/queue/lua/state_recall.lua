@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- parts: clock
--- state_recall: the record of a state (an id of 32 bytes) and those of its ancestors, up to the first
--- that is not of this shard or is unknown; all are touched, which is written only when the hour has
--- changed.
+-- state_recall: returns the record of a state (an id of 32 bytes) and its ancestors' records. It stops at
+-- the first that is unknown or not of this shard. It touches them all, and writes that only when the hour
+-- has changed.
 local tick = struct.pack('>I4', math.floor(now / 3600000))
 local home = struct.unpack('>I4', id) % shards
 local records = {}

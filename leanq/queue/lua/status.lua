@@ -1,12 +1,15 @@
 #!lua flags=no-writes
 -- parts: clock record wait_list
--- status: one look at the shard; changes nothing.
--- Answers stats: all counters; environments; workers: rows of id, lease (ms left), requests held, what it
--- says of itself; priorities: rows of environment, priority, tenants, waiting (of the first 1,000
--- tenants), age of the oldest (ms), how many of these an operator holds back; quarantined: rows of
--- environment and count; dead; paused: what is held back since when (ms); decisions: the scaler's, by
--- environment; weights: those of tenants; memories: of the latest hundred replay memories, rows of name and
--- what it says of itself.
+-- status: one look at the shard; it changes nothing.
+-- Answers:
+--   `stats`: all counters. `environments`: by name. `dead`: how many dead letters.
+--   `workers`: rows of id, lease (ms left), requests held, the worker's description of itself.
+--   `priorities`: rows of environment, priority, tenants, waiting (of the first 1,000 tenants), age of the
+--     oldest (ms), and how many requests an operator holds back.
+--   `quarantined`: rows of environment and count.
+--   `paused`: the names that are held back, and since when (ms).
+--   `decisions`: the scaler's, by environment. `weights`: by tenant.
+--   `memories`: rows of name and description, of the latest hundred replay memories.
 local workers, priorities, quarantined = {}, {}, {}
 local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
@@ -22,8 +25,7 @@ local function length(name)
   return math.max(0, redis.call('LLEN', tag .. ':' .. name) - (withdrawn[name] or 0))
 end
 
--- When the first request that waits in a list was submitted; nil where there is none among the first
--- hundred.
+-- Returns when the first waiting request of a list was submitted; nil if the first hundred have none.
 local function first_submitted(name)
   local last = withdrawn[name] and 99 or 0
   for _, request_id in ipairs(redis.call('LRANGE', tag .. ':' .. name, 0, last)) do
@@ -61,7 +63,7 @@ for i = 1, #stats, 2 do
   end
 end
 
--- Their names and their keys may be anybody's, who may have written another type: a look must survive it.
+-- Anybody may have written these names and keys, even with another type: a look must survive it.
 local memories = {}
 for _, name in ipairs(redis.call('ZRANGE', tag .. ':replay:names', -100, -1)) do
   local about = redis.pcall('HGETALL', tag .. ':replay:' .. name .. ':about')

@@ -1,18 +1,20 @@
 #!lua
 -- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over
--- submit: takes requests in, or says why not. Idempotent by request id. Without allow-oom: a full memory
--- refuses the whole call and so becomes back-pressure. `max_waiting`: per environment, priority and
--- tenant. `remember_ms`: time-to-live of replies where remembered verdicts count, else 0. `kinds`: what
--- requests have in common (environment, priority, deadline_ms from now or 0, run_ms, affinity: up to two
--- names, the strongest first; detached); a request names its kind by number. The body of a detached
--- request was uploaded before this call, which alone has the name `upload`; its row has the body's size.
--- Returns, of each request that is not simply queued or joined to a run, its number and what became of it:
--- 2 in flight already (the client now hears of its end), 3 the tenant's list is full, 4 no worker ever
--- offered this environment, 5 in flight with other content, or the reply itself.
--- Returns 0 where an upload is not there: the server had no memory for it, and nothing has changed.
+-- submit: takes requests in, or says why not. Idempotent by request id. It has no allow-oom: a full memory
+-- refuses the whole call, which becomes back-pressure.
+-- `max_waiting`: per environment, priority and tenant. `remember_ms`: time-to-live of replies if remembered
+-- verdicts count, else 0.
+-- `kinds`: the fields that requests share: environment, priority, deadline_ms (from now, or 0), run_ms,
+-- affinity (up to two names, the strongest first), detached. A request names its kind by number.
+-- A detached request's body was uploaded for this call, whose name `upload` no other call has. Its row has
+-- the body's size.
+-- Returns the number of each request that is not simply queued or joined to a run, and what became of it.
+--   `2`: in flight already, and the client now hears of its end. `3`: the tenant's list is full.
+--   `4`: no worker ever offered this environment. `5`: in flight with other content. Else the reply.
+-- Returns 0 if an upload is missing: the server had no memory for it, and nothing has changed.
 local request_ids, kind_of = requests.request_id, requests.kind
 local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
--- Below, a request is its number in the call. `upload_of`: the names of bodies that were uploaded.
+-- Below, a request is its number in the call. `upload_of`: the keys of uploaded bodies.
 local uploads, upload_of = {}, {}
 for k, request_id in ipairs(upload ~= '' and request_ids or {}) do
   if kinds[kind_of[k]].detached then
@@ -26,12 +28,12 @@ if bulk.existing(uploads) < #uploads then
 end
 note_minute()
 local paused = redis.call('EXISTS', tag .. ':paused') == 1
--- By number, what became of those that are not queued.
+-- `out`: by number, what became of each request that is not queued.
 local names, out, records, kept, remembered = {}, {}, {}, 0, 0
 local prefix = tag .. ':req:'
 for k, request_id in ipairs(request_ids) do names[k] = prefix .. request_id end
 
--- What this call knows of an environment.
+-- Looks an environment up once in this call.
 local environments = {}
 local function environment_of(name)
   local environment = environments[name]
@@ -46,7 +48,7 @@ local function environment_of(name)
   return environment
 end
 
--- Where requests of each kind wait: by environment and priority, the tenants with their new requests.
+-- Each kind's ring: an environment and priority, and the tenants with their new requests.
 local rings = {}
 for _, kind in ipairs(kinds) do
   kind.affinity, kind.second_affinity = kind.affinity[1] or '', kind.affinity[2] or ''
@@ -57,7 +59,7 @@ for _, kind in ipairs(kinds) do
     rings[#rings + 1] = rings[ring_name]
   end
   kind.ring = rings[ring_name]
-  -- All but tenant and digest, and the zero bytes that end these.
+  -- The head has all fields but tenant and digest, and the zero bytes that end these.
   kind.head = string.sub(record.head({attempts = 0, priority = kind.priority, submitted = now,
     deadline = kind.deadline_ms > 0 and now + kind.deadline_ms or 0, run_ms = kind.run_ms,
     environment = kind.environment, client = client, affinity = kind.affinity,
@@ -65,7 +67,7 @@ for _, kind in ipairs(kinds) do
   kind.environment = environment
 end
 
--- The record of a request, which is written with the others. Its body, which may go by now, must not.
+-- Keeps the record of a request, to be written with the others. Its body loses the time-to-live of uploads.
 local function keep(k)
   if upload_of[k] then
     local body = record.body_key(request_ids[k])
@@ -77,14 +79,14 @@ local function keep(k)
   records[kept] = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
 end
 
--- Returns whether a request asks for something else than one of the same name. A request without a digest, as an
--- echo, may be any in its environment.
+-- Returns whether a request asks for something else than one of the same id. A request without a digest, as
+-- an echo, equals any other in its environment.
 local function differs(k, environment, digest)
   return kinds[kind_of[k]].environment.name ~= environment
     or (digests[k] ~= '' and digest ~= '' and digests[k] ~= digest)
 end
 
--- One that is there already: in flight, whose client is this one from now on, or ended.
+-- Handles a request that is there already: it returns the reply, or makes this client hear of the end.
 local function again(k)
   local request_id = request_ids[k]
   local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
@@ -94,7 +96,7 @@ local function again(k)
   return 2
 end
 
--- One that is new to the server, and simply waits in its list, where there is room.
+-- Queues a new request, which waits in its list if there is room.
 local function enqueue(k)
   local ring, tenant = kinds[kind_of[k]].ring, tenants[k]
   local numbers = ring.numbers[tenant]
@@ -105,13 +107,13 @@ local function enqueue(k)
   numbers[#numbers + 1] = k
 end
 
--- One that is new to the server, and may be like others, or one that some workers are warm for.
+-- Takes in a new request that may equal others, or that some workers may be warm for.
 local function take_in(k, run_id, phase_text)
   local kind, request_id, digest = kinds[kind_of[k]], request_ids[k], digests[k]
   local environment, lease = kind.environment, phase.read_lease(phase_text)
   if lease and differs(k, lease.environment, lease.digest) then return 5 end
   if lease then
-    -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
+    -- It was withdrawn, and its reply has gone. It runs on for others, and now for this client as well.
     keep(k)
     if kind.detached then lease.detached = '1' end
     phase.set_client(request_id, lease, client)
@@ -130,7 +132,7 @@ local function take_in(k, run_id, phase_text)
   keep(k)
 end
 
--- Puts new requests at the end of a tenant's list; those that find no room are refused. Whether the
+-- Puts new requests at the end of a tenant's list, and refuses those that find no room. Returns whether the
 -- list was empty before.
 local function extend(ring, tenant, numbers)
   local name, waiting, length = 'wait:' .. ring.name .. ':' .. tenant, {}, 0
@@ -140,7 +142,7 @@ local function extend(ring, tenant, numbers)
   end
   local taken, was_empty = #waiting, length == #waiting
   if length > max_waiting then
-    -- What was withdrawn takes no room.
+    -- Withdrawn requests take no room.
     local withdrawn = tonumber(redis.call('HGET', tag .. ':withdrawn', name) or 0)
     taken = math.min(taken, math.max(0, taken - (length - withdrawn - max_waiting)))
     if taken < #waiting then redis.call('RPOP', tag .. ':' .. name, #waiting - taken) end
@@ -152,7 +154,7 @@ local function extend(ring, tenant, numbers)
   return was_empty and taken > 0
 end
 
--- What the server knows of them, all at once. Hardly ever is a request id there already.
+-- Read at once what the server knows of them. A request id is hardly ever there already.
 local fields, asked = {}, {}
 for k, digest in ipairs(digests) do
   if digest ~= '' then
@@ -164,7 +166,8 @@ end
 local any = bulk.existing(names)
 local phases = bulk.call('HMGET', tag .. ':phase', fields)
 
--- By request id where in the batch it stands first, and where it stands again.
+-- `first`: where in the batch a request id stands first; `twice`: the first place of each one that comes
+-- again.
 local first, twice = {}, {}
 for k, request_id in ipairs(request_ids) do
   local kind, n = kinds[kind_of[k]], asked[k]
@@ -195,7 +198,7 @@ for _, ring in ipairs(rings) do
 end
 bulk.call('MSET', nil, records)
 for k, other in pairs(twice) do out[k] = again(k) or out[other] end
--- Those of requests that were not taken in.
+-- Remove the uploads of requests that were not taken in.
 bulk.call('UNLINK', nil, uploads)
 
 counters.add('remembered', remembered)

@@ -1,9 +1,9 @@
 #!lua
 -- parts: clock record wakeup single_flight counters
--- submit_one: what submit does, for a single request that is new, and simply waits. It makes submit's commands
--- in a straight line, since lists of arguments and tables cost the server as much again. Without allow-oom,
--- as submit.
--- Answers 1. Where anything is unusual nothing is done, the answer is nil, and submit is to be called.
+-- submit_one: does what submit does for a single new request that simply waits. It makes submit's commands
+-- in a straight line, since lists of arguments and tables cost the server as much again. It has no
+-- allow-oom, as submit.
+-- Answers 1. In an unusual case it does nothing and returns nil, and submit has to be called.
 local call, name = redis.call, tag .. ':req:' .. request_id
 if call('EXISTS', name, tag .. ':paused') > 0 then return false end
 if call('HEXISTS', tag .. ':environments', environment) == 0 then return false end
@@ -13,7 +13,7 @@ if digest ~= '' then
 end
 counters.submitted(environment, 1, 0)
 counters.read({'minute', 'affinity:' .. environment})
--- Once a minute submit notes the totals.
+-- Leave one call a minute to submit, which then notes the totals.
 if now >= (counters.before('minute') + 1) * 60000 then return false end
 
 local place = environment .. ':' .. priority

@@ -1,12 +1,12 @@
 -- parts: clock bulk record wait_list phase waiting lease warmth single_flight
--- Preference for warm requests in environments where some name affinities: of the first 16 that wait in
--- a tenant's list, the warmest first, in their order otherwise. A request that was first passed over two
--- seconds ago is passed over no more, however many warm ones come up.
+-- Prefers warm requests in environments where some name affinities. Of the first 16 that wait in a tenant's
+-- list, it takes the warmest first, and equally warm ones in order. A request that was first passed over
+-- two seconds ago goes next, however many warm ones come.
 local affinity = {WINDOW = 16, PASSED_OVER_MS = 2000}
 
--- The i-th request that waits in the list, if there is one. `front` has what was popped from the list:
--- `ids`, of which `seen` were looked at, and those of them that wait (`front[1]`, `front[2]` and so on).
--- Mostly the first ones will do, so that no more than `wanted` are popped at first.
+-- Returns the i-th waiting request of the list, if there is one. `front` holds what was popped from the
+-- list: `ids`, how many of them were `seen`, and those that wait (`front[1]`, `front[2]` and so on). The
+-- first few are mostly enough, so it pops only `wanted` at first.
 function affinity.at(front, i, wanted)
   while not front[i] and waiting.popped < waiting.MAX_POPPED do
     if front.seen == #front.ids then
@@ -19,7 +19,7 @@ function affinity.at(front, i, wanted)
     local n = front.seen
     local r = waiting.one(front.name, front.ids[n], record.read(front.texts[n]), front.texts[n], front.phases[n])
     if r and front.known[r.request_id] then
-      -- One that was withdrawn and sent again stands there twice.
+      -- A request that was withdrawn and sent again stands there twice.
       wait_list.forget(front.name, 1)
     elseif r then
       r.rank = r.affinity ~= '' and warmth.rank(r) or 3
@@ -29,7 +29,7 @@ function affinity.at(front, i, wanted)
   return front[i]
 end
 
--- The number of the request that goes next; nil where none waits.
+-- Returns the number of the request that goes next; nil if none waits.
 function affinity.best(front, wanted)
   local best
   for i = 1, affinity.WINDOW do
@@ -41,7 +41,7 @@ function affinity.best(front, wanted)
   return best
 end
 
--- Notes, of the requests before the best one, that they were passed over.
+-- Notes that the requests before the best one were passed over.
 function affinity.pass_over(front, best)
   for i = 1, best - 1 do
     if not front[i].passed then
@@ -51,7 +51,7 @@ function affinity.pass_over(front, best)
   end
 end
 
--- Puts back, to the front of the list, what was popped and not taken.
+-- Puts requests that were popped and not taken back to the front of the list.
 function affinity.put_back(front)
   local rest = {}
   for i = #front.ids, front.seen + 1, -1 do rest[#rest + 1] = front.ids[i] end
@@ -59,12 +59,12 @@ function affinity.put_back(front)
   bulk.call('LPUSH', front.list, rest)
 end
 
--- Returns whether no other request of the list could go before this one, which is its first.
+-- Returns whether this request, the first of its list, goes before all others.
 function affinity.is_next(r)
   return r.rank == 1 or r.passed and now - r.passed >= affinity.PASSED_OVER_MS
 end
 
--- Takes up to n requests of the list with this name; returns how many these were.
+-- Takes up to n requests of the list with this name; returns how many it took.
 function affinity.claim(name, n)
   local front, got = {name = name, list = tag .. ':' .. name, ids = {}, seen = 0, known = {}}, 0
   local r = n == 1 and waiting.pop(name)

@@ -1,8 +1,8 @@
 -- Commands over lists of any length; Lua's unpack ends near 8,000 values.
 local bulk = {}
 
--- One command with all the values, after the key if there is one. Returns what a command that
--- answers with a list says of all of them.
+-- Calls one command with all the values, after the key if there is one. Joins the answers of a command that
+-- answers with lists.
 function bulk.call(command, key, values)
   if #values == 0 then return {} end
   if #values <= 4000 then
@@ -17,7 +17,7 @@ function bulk.call(command, key, values)
   return all
 end
 
--- Returns how many of these keys there are.
+-- Returns how many of these keys exist.
 function bulk.existing(names)
   local n = 0
   for i = 1, #names, 4000 do
@@ -26,8 +26,8 @@ function bulk.existing(names)
   return n
 end
 
--- Per key whether there is one. All are asked for at once, since mostly all exist, or none, or the
--- first alone.
+-- Returns for each key whether it exists. It asks about all at once, since mostly all exist, or none, or
+-- only the first.
 function bulk.filled(names)
   local full, left = {}, bulk.existing(names)
   local all = left == #names

@@ -1,5 +1,5 @@
 -- each call: now = clock_ms()
--- The server's time, in ms since 1970.
+-- Returns the server's time, in ms since 1970.
 local now
 local function clock_ms()
   local time = redis.call('TIME')

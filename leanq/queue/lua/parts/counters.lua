@@ -1,22 +1,23 @@
 -- parts: bulk
 -- each call: counters.added, counters.known = {}, {}
--- Counters of :stats. What a call counts is written once, at its end. u:ENVIRONMENT:TENANT, a tenant's
--- CPU time (ms), is kept for 100 of these; u:ENVIRONMENT: has that of the tenants beyond. `known`: what
--- :stats said in this call, false where it has no such counter.
+-- Counters of :stats. A call writes its counts once, at its end. The CPU time (ms) of up to 100 tenants is
+-- in u:ENVIRONMENT:TENANT, and the time of all others in u:ENVIRONMENT:. `known`: the values that :stats
+-- had in this call, false for a counter that it lacks.
 local counters = {MAX_TENANTS = 100}
 
 function counters.add(name, n) counters.added[name] = (counters.added[name] or 0) + n end
 
--- Asks at once for these counters, and for all that were added to.
+-- Reads these counters and all that were added to, in one command.
 function counters.read(names)
   for name in pairs(counters.added) do names[#names + 1] = name end
   for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', names)) do counters.known[names[i]] = value end
 end
 
--- Returns what a counter was before this call; what is no number, which any process may have written, counts as none.
+-- Returns the value of a counter before this call. Any process may have written it: text that is no number
+-- counts as 0.
 function counters.before(name) return tonumber(counters.known[name] or 0) or 0 end
 
--- The same, and what this call added to it.
+-- Returns the value of a counter with what this call added.
 function counters.value(name) return counters.before(name) + (counters.added[name] or 0) end
 
 -- Counts requests that came into an environment: those that wait in a list, and those that joined a run.
@@ -44,7 +45,7 @@ function counters.ended(environment, verdict, reason, n)
   if reason ~= '' then counters.add('c:' .. environment .. ':' .. reason, n) end
 end
 
--- Counts n results by the way in which Lean came by its prefix; the way may be ''.
+-- Counts n results by how Lean got their prefix; the way may be ''.
 function counters.came(way, n)
   if way ~= '' then counters.add('way:' .. way, n) end
 end
@@ -64,7 +65,7 @@ end
 
 function counters.has_affinity(environment) return counters.before('affinity:' .. environment) > 0 end
 
--- The name under which a tenant is counted that was not counted before.
+-- Returns the name under which to count a tenant that was not counted before.
 function counters.new_tenant(name)
   if redis.call('HINCRBY', tag .. ':stats', 'tenants', 1) <= counters.MAX_TENANTS then return name end
   redis.call('HINCRBY', tag .. ':stats', 'tenants', -1)

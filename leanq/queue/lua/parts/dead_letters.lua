@@ -1,9 +1,9 @@
 -- parts: clock record
--- The newest requests that took down too many workers are kept for people to look at.
+-- Keeps the newest requests that took down too many workers, for people to look at.
 local MAX_DEAD_LETTERS = 10000
 
--- A detached body goes with its letter, through Lua for once: the request id may come again, and what
--- then ends must not take this body with it.
+-- A detached body moves to its letter, through Lua for once. The request id may come again, and its new end
+-- must not remove this body.
 local function bury(request_id, r, attempts, worker)
   local letter = tag .. ':deadreq:' .. request_id
   redis.call('HSET', letter, 'record', redis.call('GET', tag .. ':req:' .. request_id), 'n', attempts, 'w', worker)

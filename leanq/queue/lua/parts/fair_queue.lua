@@ -1,10 +1,10 @@
 -- parts: bulk wait_list counters waiting lease affinity
 -- each call: fair_queue.left = {}
--- The order of claims: tenants in round-robin within a priority, priorities without starvation. `left`:
--- environments in which a tenant's list is known not to be empty.
+-- The order of claims: tenants in round-robin within a priority, and priorities without starvation. `left`:
+-- environments in which some tenant's list is known not to be empty.
 local fair_queue = {}
 
--- Takes up to so many requests out of each list; how many that brought.
+-- Takes up to so many requests out of each list; returns how many it took.
 function fair_queue.pop(names, counts)
   local from, popped, got, n = {}, {}, 0, 0
   for i, name in ipairs(names) do
@@ -24,7 +24,7 @@ function fair_queue.pop(names, counts)
   return got
 end
 
--- One request of a priority, of the tenant whose turn it is.
+-- Takes one request of a priority, of the tenant whose turn it is.
 function fair_queue.draw_one(environment, priority, has_affinity)
   local ring_name, got = environment .. ':' .. priority, 0
   local ring = tag .. ':ring:' .. ring_name
@@ -44,8 +44,8 @@ function fair_queue.draw_one(environment, priority, has_affinity)
   return got
 end
 
--- Up to n requests of one priority; tenants give in turn, and several each where they are few. Where
--- tenants have weights, they give by these, the first 200 of the ring among themselves.
+-- Takes up to n requests of one priority. Tenants give in turn, and several each if they are few. If
+-- tenants have weights, they give by these, and one look covers the first 200 of the ring.
 function fair_queue.draw(environment, priority, n, has_affinity)
   if n == 1 and not lease.shares then return fair_queue.draw_one(environment, priority, has_affinity) end
   local ring_name, got = environment .. ':' .. priority, 0
@@ -77,14 +77,14 @@ function fair_queue.draw(environment, priority, n, has_affinity)
   return got
 end
 
--- Up to n requests of an environment's priorities that have work. Seven picks of eight go to the most
--- urgent of these; the eighth goes round all priorities. `turn`: how many picks there were before.
+-- Takes up to n requests of an environment, given the priorities that have work. Seven picks of eight go to
+-- the most urgent one; the eighth goes round all priorities. `turn`: how many picks there were before.
 function fair_queue.claim(environment, priorities, n, turn, has_affinity)
   local claimed = 0
   while claimed < n and #priorities > 0 do
     local pick = (turn + claimed) % 8
     local first, share = 0, math.min(n - claimed, 7 - pick)
-    -- Where but one priority has work, all picks are its own.
+    -- If only one priority has work, it gets all picks.
     if #priorities == 1 then first, share = priorities[1], n - claimed
     elseif pick == 7 then first, share = math.floor((turn + claimed) / 8) % 3, 1 end
     local got = fair_queue.draw(environment, first, share, has_affinity)

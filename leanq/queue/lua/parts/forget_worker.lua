@@ -1,4 +1,4 @@
--- A worker leaves the fleet.
+-- Removes a worker from the fleet.
 local function forget_worker(worker)
   redis.call('ZREM', tag .. ':workers', worker)
   redis.call('HDEL', tag .. ':info', worker)

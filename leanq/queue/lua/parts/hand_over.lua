@@ -1,7 +1,7 @@
 -- parts: record phase
--- Makes a client hear of a request's end, and of its run's, in the place of another one, which may be
--- dead. Gateways, whose names begin with '+', wait on behalf of others, so they go on hearing of it: up
--- to seven of them beside the new client, all in one field.
+-- Makes a client hear of the end of a request and of its run. It replaces another client, which may be
+-- dead. Gateways, whose names begin with '+', wait on behalf of others, so they go on hearing of it. Up to
+-- seven of them stay beside the new client, all in one field.
 local function hand_over(request_id, r, client, phase_text)
   if string.find(' ' .. r.client .. ' ', ' ' .. client .. ' ', 1, true) then return end
   local names = {client}

@@ -1,10 +1,10 @@
 -- parts: clock bulk
--- The counters of tenants that used no CPU time for a day make room for others.
+-- Drops the counters of tenants that used no CPU time for a day, to make room for others.
 local function forget_tenants(minute, totals)
   local newer = redis.call('ZCOUNT', tag .. ':minutes', '(' .. minute - 1440, '+inf')
   local text = redis.call('ZREVRANGE', tag .. ':minutes', newer, newer)[1]
   local read, note = pcall(cmsgpack.unpack, text)
-  -- Any process may have written what stands there.
+  -- Any process may have written this text.
   local before = read and type(note) == 'table' and note[2]
   if type(before) ~= 'table' then return end
   local idle = {}
@@ -16,8 +16,8 @@ local function forget_tenants(minute, totals)
 end
 
 -- Once a minute, the call that comes first notes the totals so far, so that history outlives the fleet.
--- What waits and who works is as of that moment. Of the histograms there is the one of all the time that
--- requests took, some ten numbers for each environment; the others are left out.
+-- Waiting requests and workers are counted at that moment. Of the histograms it notes only the one of the
+-- whole time that requests took, some ten numbers for each environment.
 local function note_minute()
   local minute = math.floor(now / 60000)
   if minute <= tonumber(redis.call('HGET', tag .. ':stats', 'minute') or 0) then return end

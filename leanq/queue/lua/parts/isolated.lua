@@ -1,10 +1,10 @@
 -- parts: waiting lease
 -- arguments: worker lease_ms busy
--- Quarantined requests, each of which gets a worker to itself.
+-- Gives each quarantined request a worker to itself.
 local isolated = {}
 
--- The first of an environment's quarantined requests that needs a run of its own: its id, its record, and
--- that as a text.
+-- Returns an environment's first quarantined request that needs a run of its own: its id, its record, and
+-- the record's text.
 function isolated.first(environment)
   local name = 'quarantined:' .. environment
   local request_id = redis.call('LINDEX', tag .. ':' .. name, 0)
@@ -17,8 +17,8 @@ function isolated.first(environment)
   return nil
 end
 
--- 'taken' where the worker, which is empty, got one; 'must_empty' where it should empty itself for one; nil
--- where there is none for it.
+-- Returns 'taken' if the worker is empty and got one; 'must_empty' if it should empty itself for one; nil
+-- if there is none for it.
 function isolated.claim(environment)
   local request_id, r, text = isolated.first(environment)
   if not r then return nil end
@@ -27,13 +27,13 @@ function isolated.claim(environment)
   if busy == 0 then
     redis.call('LPOP', tag .. ':quarantined:' .. environment)
     lease.take(request_id, r, text, true)
-    -- Its like join it at once, or each of them would empty a worker.
+    -- Identical requests join it at once, or each of them would empty a worker.
     isolated.first(environment)
     if holder == worker then redis.call('DEL', isolating) end
     return 'taken'
   end
   if holder and holder ~= worker then return nil end
-  -- It ends soon after the worker ceases to ask, and not while it still empties itself.
+  -- The mark expires soon after the worker stops asking, but not while it empties itself.
   redis.call('SET', isolating, worker, 'PX', 2 * lease_ms)
   return 'must_empty'
 end

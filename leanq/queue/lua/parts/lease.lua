@@ -2,12 +2,12 @@
 -- arguments: worker token
 -- each call: lease.shares, lease.phases, lease.timeouts = nil, {}, {}
 -- each call: lease.request_ids, lease.records, lease.isolated, lease.taken_in = {}, {}, {}, {}
--- The leases that a claim gives out, written together at its end. `request_ids` and `records` (whole, since a
--- part would be a second copy) go to the worker, and `isolated`, the numbers of those among them that run
--- alone. `shares`: where tenants have weights.
+-- The leases that a claim gives out, written together at its end. The worker gets `request_ids` and
+-- `records`, which are whole since a part would be a second copy. It also gets `isolated`, the numbers of
+-- the requests that run alone. `shares` is set if tenants have weights.
 local lease = {}
 
--- Returns whether a request that waits needs no run of its own, since an identical one runs.
+-- Returns whether a waiting request has joined the run of an identical one, and so needs none of its own.
 function lease.joins(request_id, r, isolated)
   if r.digest == '' then return false end
   local key = single_flight.key(r.environment, r.digest)
@@ -18,7 +18,7 @@ function lease.joins(request_id, r, isolated)
   return true
 end
 
--- A record that requests share has one lease for them, but where each is charged.
+-- Requests with the same record share one lease text, unless each is charged.
 function lease.text(r, isolated)
   if r.lease and not lease.shares then return r.lease end
   local alone = isolated and r.digest ~= '' and '1' or ''
@@ -28,12 +28,12 @@ function lease.text(r, isolated)
   return r.lease
 end
 
--- Returns whether the request, which waits, is now this worker's.
+-- Leases a waiting request to this worker; returns false if it joined a run instead.
 function lease.take(request_id, r, text, isolated)
   if lease.joins(request_id, r, isolated) then return false end
   local environment, phases, leased = r.environment, lease.phases, lease.text(r, isolated)
   if r.digest ~= '' then
-    -- Others may join it still in this call.
+    -- Others may still join it in this call.
     local key = single_flight.key(environment, r.digest)
     single_flight.leases[request_id], single_flight.runs[key] = leased, request_id
     local n = #phases

@@ -1,5 +1,5 @@
--- The phase of a request in flight: its value in :phase, whose first letter says which fields follow,
--- each ended by a zero byte. Of a request that simply waits in its list there is none.
+-- The phase of a request in flight: its value in :phase. The first letter says which fields follow, each
+-- ended by a zero byte. A request that simply waits in its list has no phase.
 local phase = {
   LEASED = 'l',       -- token, worker, client, environment, '1' for an isolated attempt of what may be
                       -- shared, digest, affinity, tenant, what the tenant was charged (see shares.lua),
@@ -17,7 +17,7 @@ function phase.leased(token, worker, client, environment, isolated, digest, affi
     .. detached .. '\0'
 end
 
--- The last field of a lease, which begins at `rest`: the release before has none.
+-- Returns the last field of a lease, which begins at `rest`; leases of an older release have none.
 function phase.detached(text, rest) return string.sub(text, rest, -2) end
 
 function phase.read_lease(text)
@@ -37,7 +37,7 @@ end
 
 function phase.joined(run_id, worker) return phase.JOINED .. run_id .. '\0' .. worker .. '\0' end
 
--- The run that a request joined, and its worker; nil where it joined none.
+-- Returns the run that a request joined, and its worker; nil if it joined none.
 function phase.read_joined(text)
   if phase.kind(text) ~= phase.JOINED then return nil end
   return struct.unpack('ss', text, 2)
@@ -45,7 +45,7 @@ end
 
 function phase.passed_over(ms) return phase.PASSED_OVER .. string.format('%.0f', ms) .. '\0' end
 
--- When a warmer request first went before this one (ms); nil where none did.
+-- Returns when a warmer request first went before this one (ms); nil if none did.
 function phase.read_passed_over(text)
   return phase.kind(text) == phase.PASSED_OVER and tonumber((struct.unpack('s', text, 2))) or nil
 end

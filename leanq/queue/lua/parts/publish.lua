@@ -1,11 +1,11 @@
 -- parts: record
 -- arguments: reply_ttl_ms
 -- each call: publish.inboxes = {}
--- Replies: each takes the place of its request's record and is told to its client's inbox, in one
--- stream entry per client and call. Of large replies the inbox has the size alone, and the client fetches
--- them by request id, which costs less than a second copy. A client that reads its inbox extends the
--- time-to-live that the first entry gives it.
--- A reply is a text or, where its worker has uploaded it, a table: the `key` where it is, its `bytes`.
+-- Each reply takes the place of its request's record. Its client's inbox is told, in one stream entry per
+-- client and call. Of a large reply the inbox has only the size. The client fetches the reply by request
+-- id, which costs less than a second copy. The first entry gives the inbox its time-to-live, and the client
+-- extends it by reading.
+-- A reply is a text or, if its worker has uploaded it, a table with its `key` and its `bytes`.
 local publish = {}
 
 function publish.send(client)
@@ -17,7 +17,7 @@ function publish.send(client)
   publish.inboxes[client] = nil
 end
 
--- An uploaded reply; nil where the server has none there.
+-- Returns an uploaded reply; nil if the server has none there.
 function publish.uploaded(key)
   local bytes = redis.call('STRLEN', key)
   return bytes > 0 and {key = key, bytes = bytes, moves = true} or nil
@@ -25,13 +25,13 @@ end
 
 function publish.size(reply) return type(reply) == 'table' and reply.bytes or #reply end
 
--- Returns what an inbox has of a reply.
+-- Returns the reply as an inbox has it: its text, or its size if it is large.
 function publish.told(reply)
   if type(reply) == 'table' then return reply.bytes end
   return #reply <= LARGE_BYTES and reply or #reply
 end
 
--- Writes a reply under a name. An uploaded one moves there the first time, and is copied from then on.
+-- Writes a reply under a name. The first write moves an uploaded one there, and later writes copy it.
 function publish.write(name, reply, ttl_ms)
   if type(reply) ~= 'table' then return redis.call('SET', name, reply, 'PX', ttl_ms) end
   if reply.moves then
@@ -43,7 +43,7 @@ function publish.write(name, reply, ttl_ms)
   redis.call('PEXPIRE', name, ttl_ms)
 end
 
--- A reply for one client; it is told when the call ends.
+-- Notes a reply for one client, which is told when the call ends.
 local function tell_one(request_id, client, reply)
   local fields = publish.inboxes[client]
   if not fields then fields = {}; publish.inboxes[client] = fields end
@@ -52,7 +52,7 @@ local function tell_one(request_id, client, reply)
   if #fields >= 4000 then publish.send(client) end
 end
 
--- A reply for its client or clients (see hand_over.lua).
+-- Notes a reply for its client or clients (see hand_over.lua).
 function publish.tell(request_id, client, reply)
   if publish.inboxes[client] or not string.find(client, ' ', 1, true) then
     return tell_one(request_id, client, reply)
@@ -60,21 +60,21 @@ function publish.tell(request_id, client, reply)
   for name in string.gmatch(client, '%S+') do tell_one(request_id, name, reply) end
 end
 
--- The reply in the place of the record, and for its client or clients.
+-- Writes the reply in the place of the record, and notes it for its client or clients.
 function publish.reply(request_id, client, reply)
   publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
   publish.tell(request_id, client, reply)
 end
 
--- Returns whether the server knows MSETEX (Valkey from 9.1, Redis from 8.4), and this user may call it: it does what
--- many SET do, at half of their cost.
+-- Returns whether the server has MSETEX (Valkey from 9.1, Redis from 8.4) and this user may call it. MSETEX
+-- does the work of many SET at half of their cost.
 local function has_msetex(key)
   local number, least = redis.VALKEY_VERSION_NUM, 0x090100
   if not number then number, least = redis.REDIS_VERSION_NUM or 0, 0x080400 end
   return number >= least and redis.acl_check_cmd and redis.acl_check_cmd('MSETEX', 1, key, '', 'PX', reply_ttl_ms)
 end
 
--- Texts of replies in the places of their records: `written` has the key of each, and the reply.
+-- Writes texts of replies in the places of their records. `written`: each key, followed by its reply.
 function publish.write_all(written)
   if #written > 2 and has_msetex(written[1]) then
     for i = 1, #written, 4000 do
@@ -95,7 +95,7 @@ function publish.finish(request_id, r, reply)
   publish.reply(request_id, r.client, reply)
 end
 
--- A reply to the request r with a verdict that is not Lean's, in the wire format of version 1.
+-- Returns a reply to the request r with a verdict that is not Lean's, in the wire format of version 1.
 function publish.verdict(r, verdict, reason, attempts, queued_ms)
   return cmsgpack.pack({'', 1, {verdict = verdict, reason = reason, attempts = attempts,
     queued_s = queued_ms / 1000, content = r.digest ~= '' and r.digest .. ' ' .. r.environment or ''}})

@@ -1,9 +1,9 @@
 -- arguments: randoms
 -- each call: random.at = 1
--- Random numbers from the caller's bytes, six for each: the server's own begin alike with every call.
+-- Makes random numbers from the caller's bytes, six for each: the server's own begin alike with every call.
 local random = {}
 
--- So many numbers from 0 to below 1, nothing where fewer are left.
+-- Returns so many numbers from 0 to below 1, or nil if too few bytes are left.
 function random.take(count)
   if random.at + 6 * count - 1 > #randoms then return nil end
   local taken = {}

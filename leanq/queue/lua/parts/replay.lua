@@ -1,15 +1,15 @@
 -- arguments: name
--- A replay memory's keys, and what it says of itself. Its log is a stream whose ids count up by one, so that
--- the number of the oldest entry follows from the last and the length. A reservoir keeps its entries once
+-- The keys of a replay memory, and its description of itself. The ids of its log, a stream, count up by
+-- one, so the last number and the length give the oldest entry's number. A reservoir keeps its entries once
 -- more: slot (from 0) → number, blank, entry.
 local replay = {}
 
 function replay.key(kind) return tag .. ':replay:' .. name .. ':' .. kind end
 
--- Numbers count from the microseconds at which the memory was made: too many digits for Lua's own text.
+-- Numbers count from the memory's creation in microseconds: too many digits for Lua's own text.
 function replay.text(number) return string.format('%.0f', number) end
 
--- Nothing where there is no such memory.
+-- Returns the memory's description; nil if there is no such memory.
 function replay.about()
   local r = redis.call('HMGET', replay.key('about'), 'entries', 'max_bytes', 'reservoir', 'weighted', 'last',
     'bytes', 'seen', 'capacity', 'slot_bytes', 'evicted')
@@ -19,7 +19,7 @@ function replay.about()
     slot_bytes = tonumber(r[9]), evicted = tonumber(r[10])}
 end
 
--- Writes down what changed.
+-- Stores the values that change.
 function replay.keep(about)
   redis.call('HSET', replay.key('about'), 'last', replay.text(about.last), 'bytes', about.bytes,
     'seen', replay.text(about.seen), 'capacity', about.capacity, 'slot_bytes', about.slot_bytes,

@@ -2,7 +2,7 @@
 -- Takes the oldest entries out of a memory's log.
 local replay_log = {MOST_AT_ONCE = 128}
 
--- At least `count`, and more while they have more than `max_bytes`. Returns how many.
+-- Takes out at least `count`, and more while they have more than `max_bytes`. Returns how many it took.
 function replay_log.evict(about, count, max_bytes)
   local log, evicted, chunk = replay.key('log'), 0, math.max(count, 1)
   while evicted < count or about.bytes > max_bytes do

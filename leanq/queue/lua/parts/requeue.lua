@@ -6,15 +6,15 @@
 -- back.
 local requeue = {}
 
--- Puts one request that was leased or joined back to the front, or makes it a dead letter.
--- how: requeue, retry (the attempt counts) or defer (to the end of its waiting list instead).
+-- Puts one leased or joined request back to the front, or makes it a dead letter.
+-- `how`: requeue, retry (the attempt counts) or defer (to the end of its waiting list).
 -- Returns 'queued', 'poisoned' or 'lost'.
 function requeue.one(request_id, how)
   local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
   redis.call('HDEL', tag .. ':phase', request_id)
   if not r then
-    -- It has its reply, and ran for what joined it alone; or the server deleted its record to make room,
-    -- and its client will send it again.
+    -- Either it has its reply and ran only for requests that joined it, or the server deleted its record to
+    -- make room. Its client sends a deleted one again.
     redis.call('UNLINK', record.body_key(request_id))
     return 'lost'
   end
@@ -42,8 +42,8 @@ function requeue.one(request_id, how)
   return 'queued'
 end
 
--- Returns what became of a request, as above; requests that joined it fare likewise. Their order does not
--- matter, since they are the same.
+-- Requeues a run and the requests that joined it; returns what became of the run, as above. Joined requests
+-- may go back in any order, since they are the same.
 function requeue.run(request_id, how)
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
   local became = requeue.one(request_id, how)

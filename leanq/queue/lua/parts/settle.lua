@@ -1,22 +1,24 @@
 -- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
 -- each call: settle.shares, settle.written, settle.gone = nil, {}, {}
--- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
--- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and whether
--- the replies were uploaded; `n` will be how many that are accepted end so, and `ended` by environment those
--- whose clients hear of it. `cpu_ms` is each settlement's own. `shares`: see shares.lua; opened for the first
--- lease that was charged. `gone`: keys of what is no longer needed, bodies and uploads.
+-- Settles the requests that a worker has finished.
+-- `ends`: the fields that settlements share. They are outcome, reason (may be ''), warm, way (how Lean got
+-- its prefix), fingerprint and uploaded. Each gets `n`, how many accepted settlements end so, and `ended`,
+-- by environment how many of their clients hear of it.
+-- `cpu_ms` belongs to each settlement. `shares`: see shares.lua; opened for the first lease that was
+-- charged.
+-- `gone`: keys that are no longer needed, of bodies and uploads.
 local settle = {}
 
--- Returns whether a result counted before: its token is in the head of the reply.
+-- Returns whether a result counted before: the head of the reply then has its token.
 function settle.has_counted(request_id, token)
   -- 0x93 opens an array of three, 0xa0 + n a text of n bytes.
   local head = '\147' .. string.char(160 + #token) .. token
   return redis.call('GETRANGE', tag .. ':req:' .. request_id, 0, #head - 1) == head
 end
 
--- Ends the requests that joined a run with its reply; returns how many. Copies of one reply take up to
--- 16 MB; the other requests run again.
+-- Ends the requests that joined a run with its reply; returns how many. Copies of one reply take at most 16
+-- MB; the remaining requests run again.
 function settle.share(run_id, reply)
   local joined, shared = tag .. ':joined:' .. run_id, 0
   local request_ids = redis.call('ZRANGE', joined, 0, -1)
@@ -24,7 +26,7 @@ function settle.share(run_id, reply)
   for _, request_id in ipairs(request_ids) do
     local r = record.load(request_id)
     if not r or phase.read_joined(redis.call('HGET', tag .. ':phase', request_id)) ~= run_id then
-      -- Its record was deleted, and its client has sent it again.
+      -- The server deleted its record, and its client has sent it again.
     elseif deadline.is_past(r) then
       deadline.expire(request_id, r, r.attempts + 1, false)
     elseif shared > 0 and (shared + 1) * publish.size(reply) > 16777216 then
@@ -37,7 +39,7 @@ function settle.share(run_id, reply)
   return shared
 end
 
--- Adds to the fields of :phase that go those that name one of the runs that are settled.
+-- Adds the fields of :phase that name a settled run to `fields`, which will be deleted.
 function settle.close_runs(runs, fields)
   local keys = {}
   for i, run in ipairs(runs) do keys[i] = single_flight.key(run.lease.environment, run.lease.digest) end
@@ -46,11 +48,11 @@ function settle.close_runs(runs, fields)
   end
 end
 
--- Ends what joined the runs that are settled.
+-- Ends the requests that joined the settled runs.
 function settle.end_joined(runs)
   local joined = {}
   for i, run in ipairs(runs) do joined[i] = tag .. ':joined:' .. run.request_id end
-  -- Hardly ever has a request joined.
+  -- Requests hardly ever join.
   if bulk.existing(joined) == 0 then return end
   for _, run in ipairs(runs) do
     local shared = settle.share(run.request_id, run.reply)
@@ -67,12 +69,12 @@ function settle.account(lease, cpu_ms)
   if settle.shares then settle.shares.correct(lease, cpu_ms) end
 end
 
--- Settles one result, whose token is current. How long it took comes with a heartbeat.
+-- Settles one result with a current token. A heartbeat reports its times.
 function settle.one(request_id, reply, how, lease, runs)
   how.n = how.n + 1
   if lease.detached ~= '' then settle.gone[#settle.gone + 1] = record.body_key(request_id) end
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
-  -- A run without a client was withdrawn before, by its own.
+  -- A run without a client was withdrawn before.
   if lease.client ~= '' then
     local name, n = tag .. ':req:' .. request_id, #settle.written
     if type(reply) == 'table' then publish.write(name, reply, reply_ttl_ms)
@@ -87,7 +89,7 @@ function settle.one(request_id, reply, how, lease, runs)
   runs[#runs + 1] = {request_id = request_id, reply = reply, lease = lease, how = how}
 end
 
--- Counts what was settled by its ends.
+-- Counts the settled requests by their ends.
 function settle.count()
   for _, how in ipairs(ends) do
     counters.came(how.way, how.n)
@@ -95,18 +97,18 @@ function settle.count()
   end
 end
 
--- The leases of all settlements, as texts.
+-- Returns the leases of all settlements, as texts.
 function settle.leases()
   local phases, request_ids = tag .. ':phase', settlements.request_id
   if #request_ids == 1 then return {redis.call('HGET', phases, request_ids[1])} end
   return bulk.call('HMGET', phases, request_ids)
 end
 
--- The upload of a reply, which is named by the lease.
+-- Returns the key of a reply's upload, which the lease names.
 local function upload_of(request_id, token) return tag .. ':upload:' .. token .. ':' .. request_id end
 
--- Settles all results; returns the numbers of those whose token was not current, and of those whose reply was
--- uploaded and is not there: of these nothing has changed, and the reply is to come with the call.
+-- Settles all results. Returns the numbers of two kinds: those whose token was not current, and those whose
+-- uploaded reply is missing. The latter change nothing, and their replies have to come inside another call.
 function settle.all()
   if #settlements.request_id == 0 then return {}, {} end
   for _, how in ipairs(ends) do how.n, how.ended = 0, {} end
@@ -120,7 +122,7 @@ function settle.all()
     local how, reply = ends[settlements.how[k]], replies[k]
     if how.uploaded then settle.gone[#settle.gone + 1] = upload_of(request_id, tokens[k]) end
     if is_done[request_id] and is_done[request_id] == tokens[k] then
-      -- It counted in this call.
+      -- It counted earlier in this call.
     elseif lease and lease.token == tokens[k] then
       if how.uploaded then reply = publish.uploaded(upload_of(request_id, tokens[k])) end
       if reply then

@@ -1,30 +1,32 @@
 -- parts: bulk
--- Tenants' shares of the CPU time, where an operator has given any tenant a weight (:weights; 1 for all
--- others): of a ring's tenants the one whose virtual time is least is next. That is the CPU time (ms)
--- which its requests took, divided by its weight. A lease is charged what the tenant's requests took on
--- average, the first one as long as it may run; settle corrects the charge, and what is given back without
--- its attempt counting gets it back. An attempt that ends without a result stays charged.
--- :shares:ENVIRONMENT:PRIORITY has by tenant its virtual time and its mean, and under no name the virtual
--- time of the tenant that was served last. No tenant lies behind that by more than 4 of its requests, so
--- that one which had nothing to do has saved up no more.
+-- Shares tenants' CPU time, if an operator has given any tenant a weight (:weights; 1 for all others). The
+-- tenant of a ring with the least virtual time is next. Virtual time is the CPU time (ms) of a tenant's
+-- requests, divided by its weight.
+-- A lease is charged the mean of the tenant's requests, or the longest run if there is no mean yet.
+-- Settling corrects the charge. A request that goes back without counting its attempt gets the charge back.
+-- An attempt that ends without a result stays charged.
+-- :shares:ENVIRONMENT:PRIORITY has each tenant's virtual time and mean. Under the empty name it has the
+-- virtual time of the tenant served last. No tenant lies behind that by more than 4 of its requests, so an
+-- idle tenant saves up no more.
 local MAX_BEHIND, MAX_ACCOUNTS, IDLE_MS = 4, 2000, 86400000
 
--- A number of a stored text; nil where it is none.
+-- Returns the number in a stored text; nil if there is none.
 local function finite(text)
   local number = tonumber(text or '')
   if number and number - number == 0 then return number end
 end
 
--- A queue without weights makes none of these functions. nil where there are no weights.
+-- Opens the shares; nil if there are no weights. They are made here, so that a queue without weights makes
+-- none of these functions.
 local function open_shares()
   local weights, all = {}, redis.call('HGETALL', tag .. ':weights')
   if #all == 0 then return nil end
   for i = 1, #all, 2 do
     local weight = finite(all[i + 1])
-    -- What no command of leanq's stores: a division by it would spread to all tenants' times, for good.
+    -- No leanq command stores other weights: dividing by one would spread to all tenants' times, for good.
     if weight and weight > 0 then weights[all[i]] = weight end
   end
-  -- By a ring's name its virtual time, and its tenants' accounts.
+  -- By a ring's name: its virtual time, and its tenants' accounts.
   local shares, rings = {}, {}
 
   local function read(ring, tenant, text)
@@ -38,7 +40,7 @@ local function open_shares()
     ring.accounts[tenant] = account
   end
 
-  -- The ring, with the accounts of these tenants at hand.
+  -- Returns the ring, with the accounts of these tenants at hand.
   local function look(ring_name, tenants)
     local key, ring, names = tag .. ':shares:' .. ring_name, rings[ring_name], {}
     if not ring then
@@ -52,7 +54,7 @@ local function open_shares()
     return ring
   end
 
-  -- How many of n requests each of the tenants is to give. One whose requests' CPU time is not yet known
+  -- Returns how many of n requests each tenant is to give. A tenant whose mean CPU time is not yet known
   -- gives one.
   function shares.plan(ring_name, tenants, n)
     local ring, times, counts = look(ring_name, tenants), {}, {}
@@ -72,7 +74,7 @@ local function open_shares()
     return counts
   end
 
-  -- Charges a tenant for a lease; returns what the lease says of it.
+  -- Charges a tenant for a lease; returns the lease's note of the charge.
   function shares.charge(r)
     local ring = look(r.environment .. ':' .. r.priority, {r.tenant})
     local account = ring.accounts[r.tenant]
@@ -82,12 +84,13 @@ local function open_shares()
     return r.priority .. ' ' .. string.format('%.17g', cost)
   end
 
-  -- Corrects a lease's charge: `cpu_ms` is what it took, or nil where it goes back and takes nothing.
+  -- Corrects a lease's charge. `cpu_ms` is the CPU time that it took, or nil if it goes back and takes
+  -- none.
   function shares.correct(lease, cpu_ms)
     local priority, cost = string.match(lease.charge, '^(%d) (%S+)$')
     local ring = look(lease.environment .. ':' .. priority, {lease.tenant})
     local account = ring.accounts[lease.tenant]
-    -- What takes no CPU time counts a little all the same, or it would have no end of turns.
+    -- A request without CPU time costs a little too, or its tenant would have turns without end.
     local took = cpu_ms and math.max(cpu_ms, 1) or 0
     account.time = account.time + (took - tonumber(cost)) / account.weight
     if cpu_ms then account.mean = account.mean and account.mean + (took - account.mean) / 8 or took end
@@ -103,7 +106,7 @@ local function open_shares()
         values[#values + 1] = string.format('%.17g ', account.time)
           .. (account.mean and string.format('%.17g', account.mean) or '-')
       end
-      -- Tenants without end begin anew.
+      -- Forget all accounts once there are too many tenants.
       if redis.call('HLEN', key) > MAX_ACCOUNTS then redis.call('DEL', key) end
       bulk.call('HSET', key, values)
       redis.call('PEXPIRE', key, IDLE_MS)

@@ -1,7 +1,7 @@
 -- each call: snapshot_rows.rows, snapshot_rows.users, snapshot_rows.total = {}, {}, 0
--- Snapshots as :snaps accounts for them. A row has the key, when it was used, the bytes that count against
--- the budget, the hashes of its chunks. `users`: per chunk how many snapshots have it; it goes with the
--- last of them.
+-- Snapshots as :snaps accounts for them. A row has the key, the time of its last use, the bytes that count
+-- against the budget, and the hashes of its chunks. `users`: how many snapshots have each chunk, which goes
+-- with the last of them.
 local snapshot_rows = {}
 
 function snapshot_rows.count(row, change)
@@ -24,7 +24,7 @@ function snapshot_rows.read()
   table.sort(snapshot_rows.rows, function(a, b) return a.used < b.used end)
 end
 
--- Removes those of a row's chunks that no other has.
+-- Removes the chunks of a row that no other row has.
 function snapshot_rows.unlink_chunks(row)
   snapshot_rows.count(row, -1)
   for _, chunk in ipairs(row.chunks) do

@@ -1,8 +1,8 @@
 -- parts: phase record single_flight
--- Runs that are no longer wanted.
+-- Ends runs that are no longer wanted.
 local stop_run = {}
 
--- Takes a leased request away from its worker, which is told to stop it.
+-- Takes a leased request away from its worker, and tells the worker to stop it.
 function stop_run.stop(request_id, lease)
   redis.call('HDEL', tag .. ':phase', request_id)
   redis.call('ZREM', tag .. ':processing:' .. lease.worker, request_id)
@@ -10,7 +10,7 @@ function stop_run.stop(request_id, lease)
   if lease.digest ~= '' then single_flight.close(request_id, lease) end
 end
 
--- A joined request ends for itself. The last one takes with it a run that its own client withdrew.
+-- Takes a joined request out of its run. The last one stops a run that its own client withdrew.
 function stop_run.leave(request_id, run_id)
   local joined = tag .. ':joined:' .. run_id
   redis.call('ZREM', joined, request_id)

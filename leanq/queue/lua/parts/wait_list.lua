@@ -1,13 +1,13 @@
 -- parts: record phase
--- Waiting lists: one per environment, priority and tenant, and one per environment of requests that
--- wait for an isolated attempt. A ring per environment and priority, named ENVIRONMENT:PRIORITY, holds
--- exactly the tenants whose list is not empty; those that an operator holds back are in :parked instead.
--- A request that is withdrawn stays in its list, since LREM walks the whole list, until it comes to the
--- front; :withdrawn counts such entries by the list's name.
+-- Waiting lists: one per environment, priority and tenant, and one per environment of requests that wait
+-- for an isolated attempt. A ring per environment and priority, named ENVIRONMENT:PRIORITY, holds exactly
+-- the tenants whose list is not empty. Tenants that an operator holds back are in :parked instead. A
+-- withdrawn request stays in its list until it comes to the front, since LREM walks the whole list. The
+-- hash :withdrawn counts such entries by the list's name.
 local wait_list = {}
 
--- The name, without the tag, of the list in which a request waits, given its phase; nil where it
--- waits in none.
+-- Returns the name, without the tag, of the list in which a request waits, given its phase; nil if it waits
+-- in none.
 function wait_list.name_of(r, phase_text)
   local kind = phase.kind(phase_text)
   if kind == phase.QUARANTINED then return 'quarantined:' .. r.environment end
@@ -20,7 +20,7 @@ function wait_list.is_paused(kind, name)
   return redis.call('HEXISTS', tag .. ':paused', kind .. ':' .. name) == 1
 end
 
--- Gives a tenant whose list was empty its turn in the ring (`push` says at which end), or parks it.
+-- Gives a tenant whose list was empty its turn in the ring, or parks it. `push` says at which end.
 function wait_list.open(push, ring_name, tenant)
   if wait_list.is_paused('t', tenant) then redis.call('SADD', tag .. ':parked:' .. ring_name, tenant)
   else redis.call(push, tag .. ':ring:' .. ring_name, tenant) end
@@ -46,13 +46,13 @@ function wait_list.filled_priorities(environment)
   return filled
 end
 
--- Returns whether anything stands in an environment's lists; it may have been withdrawn.
+-- Returns whether an environment's lists have entries, which may have been withdrawn.
 function wait_list.any(environment)
   local ring = tag .. ':ring:' .. environment .. ':'
   return redis.call('EXISTS', ring .. 0, ring .. 1, ring .. 2, tag .. ':quarantined:' .. environment) > 0
 end
 
--- So many entries of a list that wait no more are gone.
+-- Notes that n entries that waited no more have left a list.
 function wait_list.forget(name, n)
   if redis.call('HINCRBY', tag .. ':withdrawn', name, -n) <= 0 then
     redis.call('HDEL', tag .. ':withdrawn', name)

@@ -1,12 +1,12 @@
 -- parts: clock bulk record phase wait_list deadline single_flight
 -- each call: waiting.taken, waiting.popped = {}, 0
--- What waits, as a claim finds it. `taken`: requests that this call has leased, joined to a run, or
--- ended. `popped`: entries that it took from lists; withdrawn ones count, so that one call takes bounded
+-- Waiting requests, as a claim finds them. `taken`: requests that this call has leased, joined to a run, or
+-- ended. `popped`: entries that it took from lists. Withdrawn ones count, so that one call takes bounded
 -- time.
 local waiting = {MAX_POPPED = 1000}
 
--- Returns whether the request waits in the list of this name; not what expires hereby, and what was withdrawn,
--- whose entry is gone from the list.
+-- Returns whether the request waits in the list of this name. It ends a request that is past its deadline,
+-- and forgets the entry of a withdrawn one; neither waits.
 function waiting.is_in(name, request_id, r, phase_text)
   if not r or waiting.taken[request_id] or wait_list.name_of(r, phase_text) ~= name then
     wait_list.forget(name, 1)
@@ -20,23 +20,23 @@ function waiting.is_in(name, request_id, r, phase_text)
   return true
 end
 
--- The request with its id, its record as a text, and when a warmer one went before it, if it waits in the
--- list of this name; else nil.
+-- Returns the request if it waits in the list of this name, else nil. It adds the id, the record's text,
+-- and when a warmer request first went before it.
 function waiting.one(name, request_id, r, text, phase_text)
   if not waiting.is_in(name, request_id, r, phase_text) then return nil end
   r.request_id, r.text, r.passed = request_id, text, phase.read_passed_over(phase_text)
   return r
 end
 
--- The records of requests as texts, and their phases.
+-- Returns the records of requests as texts, and their phases.
 function waiting.look(request_ids)
   local names, prefix = {}, tag .. ':req:'
   for i, request_id in ipairs(request_ids) do names[i] = prefix .. request_id end
   return bulk.call('MGET', nil, names), bulk.call('HMGET', tag .. ':phase', request_ids)
 end
 
--- Those of the requests that wait, each in the list that `names` says: their ids, and by the same numbers
--- their records as by record.read_next, and as texts.
+-- Returns the requests that wait, each in the list that `names` says. The ids come first, then by the same
+-- numbers their records (see record.read_next) and the records' texts.
 function waiting.among(names, request_ids)
   local found, records, found_texts, n = {}, {}, {}, 0
   local texts, phases = waiting.look(request_ids)
@@ -51,7 +51,7 @@ function waiting.among(names, request_ids)
   return found, records, found_texts
 end
 
--- Takes the first request out of a list; nil where what stood there waits no more, or nothing did.
+-- Takes the first request out of a list; nil if the list is empty or the entry waits no more.
 function waiting.pop(name)
   local request_id = redis.call('LPOP', tag .. ':' .. name)
   if not request_id then return nil end

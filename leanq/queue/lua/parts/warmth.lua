@@ -1,27 +1,28 @@
 -- parts: clock
 -- arguments: worker
 -- each call: warmth.known = {}
--- What the worker is warm for: :warm:ENVIRONMENT:AFFINITY has the 1,000 workers that last settled such
--- a request, for three minutes, which is longer than a worker keeps a process for work that does not come.
+-- Knows what the worker is warm for. The set :warm:ENVIRONMENT:AFFINITY has the 1,000 workers that last
+-- settled such a request. It lasts three minutes, longer than a worker keeps a process for work that does
+-- not come.
 local warmth = {}
 
--- What was noted is not noted again for so long: every result would, and no order needs to be finer.
+-- Refresh a note at most every 10 s; otherwise every result would write.
 local AGAIN_MS = 10000
 
--- When the worker was last noted to be warm (ms); nil where it is not.
+-- Returns when the worker was last noted to be warm (ms); nil if it is not.
 function warmth.is_warm(environment, affinity)
   local warm = tag .. ':warm:' .. environment .. ':' .. affinity
   if warmth.known[warm] == nil then
     local at = redis.pcall('ZSCORE', warm, worker)
-    -- An error, which a key of another kind is answered with, would end the script here, with the request
-    -- that is asked about in no list.
+    -- A key of another type answers with an error. Raised here, it would end the script while the request
+    -- in question is in no list.
     warmth.known[warm] = type(at) ~= 'table' and at
   end
   return warmth.known[warm]
 end
 
--- Notes that the worker is warm for the stronger affinity of a request that it settled. The weaker one
--- says who else would do, and others are warm for that.
+-- Notes that the worker is warm for the stronger affinity of a request that it settled. The weaker one only
+-- names other workers that would do.
 function warmth.note(environment, affinity)
   local warm = tag .. ':warm:' .. environment .. ':' .. affinity
   local noted = tonumber(warmth.is_warm(environment, affinity) or 0)
@@ -33,14 +34,14 @@ function warmth.note(environment, affinity)
     added = redis.call('ZADD', warm, now, worker)
   end
   if added == 1 and redis.call('ZREMRANGEBYRANK', warm, 0, -1 - 1000) > 0 then
-    -- It may be this worker itself that was removed.
+    -- The removed worker may be this one.
     warmth.known[warm] = nil
   end
   redis.call('PEXPIRE', warm, 180000)
 end
 
--- How warm the worker is for a request that names affinities: 1 for the stronger one, 2 for the weaker,
--- 3 where it is not.
+-- Returns how warm the worker is for a request with affinities: 1 for the stronger one, 2 for the weaker, 3
+-- for neither.
 function warmth.rank(r)
   if warmth.is_warm(r.environment, r.affinity) then return 1 end
   if r.second_affinity ~= '' and warmth.is_warm(r.environment, r.second_affinity) then return 2 end

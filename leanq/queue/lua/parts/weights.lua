@@ -1,23 +1,23 @@
 -- parts: replay
--- What weighted samples are drawn from. Each member is in the class of its weight, of which there are four
--- for each power of two, and has any place there, so that a member leaves as fast as one comes. `classes`:
--- class → members; `index`: CLASS:PLACE (from 1) → member, blank, weight; `places`: member → CLASS:PLACE.
--- Only counts are kept and no sums, which would lose precision in time.
+-- Keeps the members from which weighted samples are drawn. Each member is in the class of its weight; there
+-- are four classes for each power of two. It may have any place there, so it can leave as fast as it came.
+-- `classes`: class → members; `index`: CLASS:PLACE (from 1) → member, blank, weight; `places`: member →
+-- CLASS:PLACE. Counts are kept but no sums, which would lose precision in time.
 local weights = {}
 
--- The number of the class: eight times the exponent, and the eighths that the fraction has, from 4 to 7.
+-- Returns the number of the class: eight times the exponent, and the fraction's eighths, from 4 to 7.
 function weights.class(weight)
   local fraction, exponent = math.frexp(weight)
   return 8 * exponent + math.floor(8 * fraction)
 end
 
--- Returns what all weights of a class are below, and have four fifths of or more.
+-- Returns the bound of a class: all its weights are below it, and at least four fifths of it.
 function weights.bound(class)
   return math.ldexp(class % 8 + 1, math.floor(class / 8) - 3)
 end
 
 function weights.add(member, weight)
-  -- Also none that is no number, or endless: each draw would be its.
+  -- Ignore weights that are no numbers or infinite: every draw would pick an infinite one.
   if not (weight > 0 and weight < math.huge) then return end
   local class = weights.class(weight)
   local place = class .. ':' .. redis.call('HINCRBY', replay.key('classes'), class, 1)
@@ -25,7 +25,7 @@ function weights.add(member, weight)
   redis.call('HSET', replay.key('places'), member, place)
 end
 
--- Returns the weight that the member had. The last of its class takes its place.
+-- Removes a member, and returns its weight. The last member of its class takes its place.
 function weights.remove(member)
   local index, places, classes = replay.key('index'), replay.key('places'), replay.key('classes')
   local place = redis.call('HGET', places, member)

@@ -1,6 +1,6 @@
 -- parts: wait_list record
 -- each call: withdraw.lists = {}
--- Requests that wait no more, although their lists still name them.
+-- Requests that wait no more although their lists still name them.
 local withdraw = {}
 
 -- Notes that a request in this list is withdrawn.
@@ -9,7 +9,7 @@ function withdraw.note(name, r)
   withdraw.lists[name] = r
 end
 
--- Drops up to 1,000 withdrawn requests from the front of a list, so that its first one waits.
+-- Drops up to 1,000 withdrawn requests from the front of a list, so that its first entry waits.
 function withdraw.trim(name, r)
   local list, dropped = tag .. ':' .. name, 0
   local first = redis.call('LINDEX', list, 0)
