@@ -2,18 +2,18 @@
 
 In the order in which to read them::
 
-    requests.py     requests and replies, and the words that stand in them
+    requests.py     requests and replies, and the words that they use
     keys.py         every key in Redis
     shard.py        a connection to one shard, and what every role may ask it
     client_queue.py    calls of a client: submit, cancel, lookup, its inbox
     worker_queue.py    calls of a worker: claim, settle, renew, release
     operator_queue.py  calls of operators: status, pauses, weights, dead letters
-    lua/            those scripts: a file each, and the parts that they share
-    scripts.py      what each script is called with, and how its text is put together
-    results.py      what goes into the transitions, and what comes out of them
+    lua/            the scripts: a file each, and the parts that they share
+    scripts.py      the arguments of each script, and how its text is put together
+    results.py      the values that go into the transitions and come out of them
     wire.py         requests and replies as msgpack
     connection.py   a connection to the server, on which calls take turns
-    reaper.py       requeues what workers hold whose lease has expired
+    reaper.py       requeues the requests of workers whose lease has expired
     shape.py        what the workers and clients of one queue must agree on
     metrics.py      every metric, named once
     settings.py     every setting, declared once

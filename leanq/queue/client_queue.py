@@ -1,4 +1,4 @@
-"""Calls of a client to one shard: it submits, cancels, asks and hears of its requests' ends."""
+"""Calls of a client to one shard: it submits, cancels, asks for requests, and reads its inbox."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from leanq.queue.results import (
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.shard import Shard, new_token, text_of
 
-# Each entry holds what one call settled for the client.
+# Each entry holds all replies that one call settled for the client.
 _INBOX_ENTRIES = 250
-# Uploads that one client may leave behind and still remove.
+# The most uploads that a client remembers in order to remove them later.
 _LEFT_UPLOADS = 4096
 
 
@@ -34,11 +34,11 @@ class ClientQueue:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        # The server may still hold these uploads of submits that had no answer.
+        # Uploads of submits that had no answer, which the server may still hold.
         self._left_uploads = deque[str](maxlen=_LEFT_UPLOADS)
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
-        """Takes requests in; per request what became of it. Idempotent by request id.
+        """Takes requests in; returns what became of each. Idempotent by request id.
 
         Raises:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
@@ -49,10 +49,11 @@ class ClientQueue:
         kinds: dict[tuple[object, ...], int] = {}
         requests: list[tuple[str, int, str, str, bytes | int]] = []
         uploads: dict[str, bytes] = {}
-        # Another one for each call, so that none of its uploads is ever taken by an older call.
+        # Each call has a new token, so that no older call can take its uploads.
         call = new_token()
-        # Else each attempt of a client that goes on trying would leave megabytes for an hour. Where
-        # the older call is still on its way, it finds them missing, and changes nothing.
+        # A client that goes on trying would otherwise leave megabytes for an hour with each
+        # attempt. If the older call is still on its way, it finds its uploads missing and changes
+        # nothing.
         await self._remove_left_uploads()
         for item in batch:
             kind, body = kind_of(item), item.body
@@ -90,7 +91,7 @@ class ClientQueue:
         return became
 
     async def _submit_one(self, client: str, item: Submission) -> bool:
-        """Returns whether a single request was taken in, as one that is new and simply waits."""
+        """Submits a single new request that simply waits; returns whether it was taken in."""
         if len(item.body) > LARGE_BYTES:
             return False
         affinity, second_affinity, *_ = (*item.affinity, "", "")
@@ -121,17 +122,16 @@ class ClientQueue:
                 raise
 
     async def cancel(self, request_ids: Sequence[str]) -> list[bool]:
-        """Withdraws requests; per request id whether it was in time."""
+        """Withdraws requests; returns for each whether that was in time."""
         answers = await self.shard.run(
             "cancel", reply_ttl_ms=self.shard.reply_ttl_ms, request_ids=request_ids
         )
         return [a == 1 for a in answers]
 
     async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
-        """Per request id its reply, True while in flight, or False if the server knows nothing of
-        it.
+        """Returns each request's reply, True while it is in flight, or False if it is unknown.
 
-        Attaches ``client`` to what is in flight, and expires what missed its deadline.
+        It attaches ``client`` to requests in flight, and expires those that missed their deadline.
         """
         answers = await self.shard.run(
             "lookup",
@@ -145,13 +145,13 @@ class ClientQueue:
     async def read_inbox(
         self, client: str, after: str, block_ms: int, *, extend: bool = True
     ) -> tuple[str, list[tuple[str, bytes]]]:
-        """Waits for the client's inbox: the new position and (request id, reply) pairs.
+        """Waits for the client's inbox; returns the new position and (request id, reply) pairs.
 
-        A reply that is a number has that many bytes, too many for the inbox, and waits in its
-        request's place. What lies up to ``after`` is dropped; reading again from the same position
-        gives the same entries, so an answer lost on the wire loses nothing.
+        If a reply is too large for the inbox, the pair has its size in digits, and the reply waits
+        in its request's place. The call drops the entries up to ``after``. Reading again from the
+        same position gives the same entries, so an answer lost on the wire loses nothing.
 
-        ``extend``: the inbox's time-to-live begins anew. Those who write to it do not extend it.
+        ``extend``: also extend the inbox's time-to-live. Those who write to the inbox do not.
         """
         inbox = self.shard.keys.inbox(client)
         first = [("PEXPIRE", inbox, self.shard.reply_ttl_ms)] if extend else []
@@ -160,7 +160,7 @@ class ClientQueue:
         *_, found = await self.shard.block(*first, trim, read, block_s=block_ms / 1000)
         if not found:
             return after, []
-        # A map with one stream, or a list with a pair for it, by the protocol's version.
+        # The answer is a map with one stream, or a list with one pair, by the protocol's version.
         (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
@@ -173,20 +173,20 @@ class ClientQueue:
         await self.shard.call(lambda c: c.unlink(self.shard.keys.inbox(client)))
 
     async def replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """The replies that exist, in order."""
+        """Returns the replies in order, with None for each that does not exist."""
         names = [self.shard.keys.request(request_id) for request_id in request_ids]
         (found,) = await self.shard.ask(("MGET", *names))
         return [None if data is None or is_record(data) else data for data in found]
 
     async def living(self) -> list[bytes]:
-        """Returns what each living worker says of itself; a client's user may ask this."""
+        """Returns each living worker's description of itself; clients' users may ask this."""
         ((seconds, _),) = await self.shard.ask(("TIME",))
         living, names = await self.shard.ask(
             ("ZCOUNT", self.shard.keys.workers, int(seconds) * 1000, "+inf"),
-            # Those with the longest leases first.
+            # The longest leases come first, so the first so many names are the living workers.
             ("ZREVRANGE", self.shard.keys.workers, 0, -1),
         )
-        # One name that is none, since no name at all would be an error.
+        # Add one name that no worker has: HMGET without any name is an error.
         (found,) = await self.shard.ask(
             ("HMGET", f"{self.shard.keys.tag}:info", "", *names[:living])
         )

@@ -1,8 +1,8 @@
 """A connection to the server that holds a shard, on which calls take turns.
 
-In a cluster it follows the shard's hash slot. MOVED says where the slot is and that nothing was
-done, so the call is made there. A slot that is just being moved (ASK, TRYAGAIN) is out of reach
-until it has arrived: a script on either side would see half of the shard's keys.
+In a cluster it follows the shard's hash slot. MOVED names the slot's node and means that nothing
+was done, so the call is made there. While a slot is moving (ASK, TRYAGAIN) it is out of reach: a
+script on either side would see half of the shard's keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from leanq.queue.tasks import to_its_end
 _T = TypeVar("_T")
 
 RETRY_AFTER_S = 1.0
-"""How long, in seconds, a client that meets a full queue or memory should wait."""
+"""Seconds that a client should wait after it met a full queue or a full memory."""
 
 _COMMAND_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -48,9 +48,9 @@ _LARGE_BYTES = 4096
 _PIECE_BYTES = 256 << 10
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PLACE_IN_SCRIPT = re.compile(r" script: \w+, on @user_(script|function):\d+\.?\Z")
-# What a server says that has not the library, or no libraries, or lets the user call none.
+# Errors of a server that lacks the library, has no libraries, or lets this user call none.
 _NO_FUNCTION = re.compile(r"(?i)function not found|unknown command|'fcall'")
-# What a server says that got no password.
+# Errors of a server that got no password.
 _NO_LOGIN = re.compile(r"(?i)already authenticated|authentication required|\bnoauth\b")
 _LOADED_ALREADY = "already exists"
 _SCRIPTS_S = 60.0
@@ -58,18 +58,18 @@ _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError
 
 
 class Address:
-    """Where a shard is: at one of the hosts that the user named, or on another node of a cluster.
+    """Tells where a shard is: at a host that the user named, or on another node of a cluster.
 
     Args:
-        written: tells where it is by now, if that is written down.
+        written: returns where it is by now, if that is written down.
 
     Raises:
-        UsageError: not a URL that a connection can be made from.
+        UsageError: the URL cannot make a connection.
     """
 
     def __init__(self, url: str, written: Callable[[], str | None] | None = None) -> None:
         self._written = written
-        # The others are asked when this one is gone.
+        # The others are asked when the current host is gone.
         self.url, *others = each_host(url)
         self._others = deque(others)
         for each in (self.url, *others):
@@ -79,32 +79,32 @@ class Address:
 
     @property
     def count(self) -> int:
-        """Returns how many hosts are known."""
+        """Returns the number of known hosts."""
         return 1 + len(self._others)
 
     @property
     def name(self) -> str:
-        """For people to read."""
+        """Returns the URL without the password, for people to read."""
         return without_password(self.url)
 
     def learn(self, addresses: Iterable[tuple[str, int]]) -> None:
-        """The nodes of the cluster, as it tells them."""
+        """Adds nodes that the cluster names."""
         for host, port in addresses:
             url = self._at(host, port)
             if url != self.url and url not in self._others:
                 self._others.append(url)
 
     def look_again(self) -> None:
-        """Goes to where it is written that the shard is now."""
+        """Goes to the place that is written down, if there is one."""
         if self._written and (url := self._written()):
             self.url = url
 
     def move(self, host: str, port: int) -> None:
-        """The slot is there."""
+        """Goes to the node that has the slot now."""
         self._go(self._at(host, port))
 
     def ask_another(self) -> None:
-        """The node is gone or a replica by now, and others may know who took over."""
+        """Goes to another host, which may know who took over from this one."""
         if self._others:
             self._go(self._others[0])
 
@@ -125,7 +125,7 @@ class Address:
 
 
 class Link:
-    """One connection, made when first needed; calls on it take turns."""
+    """One connection, made at its first use; calls on it take turns."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -134,15 +134,16 @@ class Link:
         self._url = ""
         # How often it was closed: a call that began before leaves no connection behind.
         self._closings = 0
-        # Until when a script is called as such, by its library's name and the monotonic clock.
+        # The monotonic time until which EVALSHA replaces FCALL, by the library's name.
         self._scripts_until_s: dict[str, float] = {}
-        # What was loaded for others.
+        # The scripts loaded for users who may only call them.
         self._loaded: tuple[str, ...] = ()
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]], block_s: float = 0.0) -> _T:
-        """Returns what ``work`` makes of the connection; it may block for ``block_s`` seconds.
+        """Calls ``work`` with the connection, and returns its result.
 
-        Nothing is tried again but what certainly did not happen.
+        ``work`` may block for ``block_s`` seconds. Nothing is repeated unless it certainly did not
+        happen.
 
         Raises:
             QueueFullError: the server is out of memory.
@@ -156,7 +157,7 @@ class Link:
                     async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
                         return await work(await self._connect(closings))
                 except asyncio.CancelledError:
-                    # The client library may not have got its connection back, and it has but one.
+                    # redis-py may not have got back its connection, and it has only one.
                     await self._disconnect()
                     raise
                 except redis_errors.MovedError as error:
@@ -169,7 +170,7 @@ class Link:
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
                     count("leanq_redis_errors_total", _kind(error))
-                    # redis-py wraps it where it makes a connection.
+                    # redis-py wraps this error when it makes a connection.
                     if redis_errors.AuthenticationError in (type(error), type(error.__cause__)):
                         await self._disconnect()
                         raise _login_refused(self._address, error) from None
@@ -177,11 +178,11 @@ class Link:
                         raise _not_permitted(self._address, error) from None
                     failed = f"no answer from {self._address.name}: {_text(error)}"
                     if isinstance(error, redis_errors.ReadOnlyError):
-                        # It was a master once. The same name may lead to another server by now.
+                        # This was a master once. The same name may lead to another server by now.
                         self._address.ask_another()
                         await self._disconnect()
                         if self._address.count > 1:
-                            # Nothing was done, so another may be asked at once.
+                            # Nothing was done, so another server may be asked at once.
                             sent_on = f"{failed}; no other server that was named takes writes"
                             continue
                     elif not isinstance(error, redis_errors.ResponseError):
@@ -192,10 +193,10 @@ class Link:
             )
 
     async def ask(self, *commands: Sequence[Any], block_s: float = 0.0) -> list[Any]:
-        """What the server answers to the commands, which it gets at once: as it is on the wire.
+        """Sends commands at once, and returns the server's answers as they are on the wire.
 
-        For what is asked often: the client library's own methods cost three times as much. Raises
-        as :meth:`call`.
+        It serves frequent commands: redis-py's own methods cost three times as much. Raises as
+        :meth:`call`.
         """
 
         async def converse(client: redis.Redis) -> list[Any]:
@@ -206,20 +207,20 @@ class Link:
     async def run(
         self, script: str, key: str, args: Sequence[Any], uploads: Sequence[Sequence[Any]] = ()
     ) -> Any:
-        """Returns what a script answers; raises as :meth:`call`.
+        """Runs a script and returns its answer; raises as :meth:`call`.
 
-        It is called as a function of the server's where there is its library, or this user may load
-        it, and else as a script, which costs the server more. ``uploads`` are commands that go
-        before it, for what it finds in the server's memory; it has to see which of them a full
-        memory has refused.
+        The script runs as a function if the server has its library or lets this user load it.
+        Otherwise it runs as a script, which costs the server more. ``uploads`` are commands sent
+        before it that put values into the server's memory. The script has to detect uploads that a
+        full memory refused.
         """
         return await self.call(lambda client: self._evaluated(client, script, key, args, uploads))
 
     async def load(self, scripts: Iterable[str]) -> None:
-        """Loads scripts for users that may call and not load them; raises as :meth:`call`.
+        """Loads scripts for users who may call but not load them; raises as :meth:`call`.
 
-        Each goes as a library, or as a script where the server or this user has no libraries. They
-        are loaded again when this connection finds that the server has lost what it loaded.
+        Each goes as a library, or as a script if the server or this user has no libraries. They are
+        loaded again when this connection finds that the server has lost them.
         """
         self._loaded = tuple(scripts)
         await self.call(self._load)
@@ -245,12 +246,12 @@ class Link:
             except redis_errors.ResponseError as error:
                 if not _NO_FUNCTION.search(str(error)):
                     raise
-            # The server has them by now.
+            # The server has the uploads by now.
             uploads = ()
             if await _has_loaded(client, library):
                 await self._load(client)
                 return (await _converse(client.connection, [function]))[0]
-            # The library may be another user's to load, who has not come yet.
+            # Another user, who has not come yet, may have to load the library.
             self._scripts_until_s[library.function] = time.monotonic() + _SCRIPTS_S
         evaluate = ("EVALSHA", digest_of(script), 1, key, *args)
         try:
@@ -260,7 +261,7 @@ class Link:
         try:
             await _converse(client.connection, [("SCRIPT", "LOAD", script)])
         except redis_errors.NoPermissionError:
-            # Whoever loads it may do so as a library.
+            # The user who loads the script may load it as a library.
             self._scripts_until_s.pop(library.function, None)
             raise UnavailableError(
                 f"{self._address.name} has not this release's scripts yet, which its workers load "
@@ -270,7 +271,7 @@ class Link:
         return (await _converse(client.connection, [evaluate]))[0]
 
     async def close(self) -> None:
-        """Closes the connection; calls under way fail, and those that wait for their turn."""
+        """Closes the connection; calls under way fail, as do those that wait for their turn."""
         self._closings += 1
         await self._disconnect()
 
@@ -281,7 +282,7 @@ class Link:
         await self._disconnect()
         self._address.look_again()
         for left in reversed(range(self._address.count)):
-            # The place may change while this connection is made.
+            # The address may change while this connection is made.
             url = self._address.url
             client = _new_client(url)
             try:
@@ -308,7 +309,7 @@ class Link:
             raise UnavailableError(f"the connection to {self._address.name} was closed meanwhile")
 
     async def _learn_nodes(self, client: Any) -> None:
-        # Managed servers that are no clusters refuse CLUSTER, so it is asked only where it is one.
+        # Some managed servers refuse CLUSTER, so ask only servers in cluster mode.
         with contextlib.suppress(redis_errors.ResponseError):
             hello = _about(await client.execute_command("HELLO"))
             if hello.get(b"mode") == b"cluster":
@@ -318,7 +319,7 @@ class Link:
 
 
 def _about(hello: Any) -> dict[bytes, Any]:
-    """What a server says of itself; raises redis-py's ConnectionError where that is nonsense."""
+    """Returns the server's fields of HELLO; raises redis-py's ConnectionError for nonsense."""
     if isinstance(hello, list):
         hello = {k: v for k, v in zip(hello[::2], hello[1::2], strict=False) if type(k) is bytes}
     if not isinstance(hello, dict) or b"version" not in hello:
@@ -333,15 +334,16 @@ def _new_client(url: str) -> redis.Redis:
         pool = make(
             url,
             max_connections=1,
-            # Ours is around whole calls: redis-py's can swallow a cancellation before Python 3.12.
+            # Link has a timeout around whole calls: redis-py's can swallow a cancellation before
+            # Python 3.12.
             socket_timeout=None,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             socket_read_size=_READ_BYTES,
-            # A script whose answer was lost must not be sent again behind our back.
+            # Never resend a script whose answer was lost.
             retry=Retry(NoBackoff(), 0),
             **extra,
         )
-        # An option that no connection knows would otherwise show at the first call.
+        # Check the options now; an unknown one would only show at the first call.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:
         unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
@@ -351,7 +353,7 @@ def _new_client(url: str) -> redis.Redis:
 
 
 def _check_file(url: str, option: str, path: str | None) -> None:
-    # At each connection it would be one more server that does not answer.
+    # Without this check each connection would fail as if the server did not answer.
     if path is None:
         return
     try:
@@ -364,7 +366,7 @@ def _check_file(url: str, option: str, path: str | None) -> None:
 
 
 async def _has_loaded(client: redis.Redis, library: Library) -> bool:
-    """Loads a library; whether it is there now."""
+    """Loads a library; returns whether it is there now."""
     try:
         await _converse(client.connection, [("FUNCTION", "LOAD", library.text)])
     except redis_errors.ReadOnlyError:
@@ -377,9 +379,9 @@ async def _has_loaded(client: redis.Redis, library: Library) -> bool:
 async def _converse(
     connection: Any, commands: Sequence[Sequence[Any]], uploads: int = 0
 ) -> list[Any]:
-    """The answers to commands, of which a full memory may refuse the first so many."""
+    """Returns the answers to commands; a full memory may refuse the first ``uploads`` of them."""
     if await connection.can_read():
-        # The server has closed it meanwhile, and nothing was asked on it yet.
+        # The server has closed the connection, and nothing was asked on it yet.
         await connection.disconnect()
     for packed in _pieces(commands):
         await connection.send_packed_command(packed, check_health=False)
@@ -391,7 +393,7 @@ async def _converse(
         except redis_errors.ResponseError as error:
             if number < uploads and isinstance(error, redis_errors.OutOfMemoryError):
                 continue
-            # The answers to the others are on their way, and are not the next call's.
+            # Read the other answers as well, so that the next call does not get them.
             refused = refused or error
     if refused:
         raise refused
@@ -399,8 +401,10 @@ async def _converse(
 
 
 def _pieces(commands: Sequence[Sequence[Any]]) -> Iterator[Sequence[bytes]]:
-    """The bytes of commands, in pieces that each end with the command that makes them large: the
-    server works on one while the next is sent."""
+    """Yields the bytes of commands in pieces, each ending with the command that makes it large.
+
+    The server works on one piece while the next is sent.
+    """
     piece: list[bytes] = []
     size_bytes = 0
     for command in commands:
@@ -415,8 +419,10 @@ def _pieces(commands: Sequence[Sequence[Any]]) -> Iterator[Sequence[bytes]]:
 
 
 def _packed(command: Sequence[Any]) -> Sequence[bytes]:
-    """The bytes of a command. hiredis takes a seventh of the connection's own time, but for large
-    values, which it would copy once more."""
+    """Returns the bytes of a command.
+
+    hiredis takes a seventh of redis-py's time, but would copy large values once more.
+    """
     if not [value for value in command if type(value) is bytes and len(value) > _LARGE_BYTES]:
         return (pack_command(tuple(command)),)
     packed: list[bytes] = []
@@ -436,13 +442,13 @@ def _packed(command: Sequence[Any]) -> Sequence[bytes]:
 def _text(error: Exception) -> str:
     if isinstance(error, redis_errors.AskError):
         return f"slot {error.slot_id} is being moved to another node"
-    # Where in a script it happened is of no use to its caller.
+    # Callers have no use for the place in a script.
     text = _PLACE_IN_SCRIPT.sub("", " ".join(str(error).split()))
     return text or type(error).__name__
 
 
 def _is_forbidden(error: Exception) -> bool:
-    # Inside of a script, Redis 7.0 and Valkey have words of their own for it.
+    # Inside a script, Redis 7.0 and Valkey report this in words of their own.
     return isinstance(error, redis_errors.NoPermissionError) or (
         isinstance(error, redis_errors.ResponseError)
         and str(error).startswith(("ACL failure", "The user executing the script can't"))
@@ -472,7 +478,7 @@ def _login_refused(address: Address, error: Exception) -> LoginError:
 
 
 def _kind(error: Exception) -> str:
-    """One of a few words for what went wrong."""
+    """Returns one of a few words for the kind of error."""
     if isinstance(error, redis_errors.ReadOnlyError):
         return "read only"
     if isinstance(error, TimeoutError | redis_errors.TimeoutError):

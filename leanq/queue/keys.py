@@ -1,8 +1,9 @@
-"""Every key of leanq's in Redis.
+"""Every key of leanq in Redis.
 
-All keys of a shard begin with ``{PREFIX:SHARD}``, the hash tag that keeps them in one slot
-of a cluster, so that one script can change them together. A request id names its shard. Where there
-are several, SHARD is ``0/3.7``: the first of three, and a number that makes their slots lie evenly.
+All keys of a shard begin with ``{PREFIX:SHARD}``. This hash tag keeps them in one slot of a
+cluster, so that one script can change them together. A request id names its shard. If there are
+several, SHARD looks like ``0/3.7``: the first of three, and a number that spreads their slots
+evenly.
 
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
@@ -53,22 +54,25 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:replay:NAME:value`` | stream | the value beside it, by its version | replay_publish | dropped |
 | ``:replay:NAME:writer:ID`` | string | a writer's last write | replay_write | time-to-live |
 
-A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01, that of a detached
-request, whose body is in ``:body:ID``, with 0x02, and a reply with 0x93. An upload is moved or
-removed by the call that it was made for, ``submit`` (CALL is new with each) or ``claim`` (CALL is
+A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01. A detached request's
+record begins with 0x02, and its body is in ``:body:ID``. A reply begins with 0x93. The call that an
+upload was made for moves or removes it: ``submit`` (CALL is new with each) or ``claim`` (CALL is
 the lease's token).
+
 ``lua/parts/phase.lua`` has the layout of ``:phase``: leased, joined to a run, passed over by a
 warmer request, or waiting for an isolated attempt. A leased request whose client is "" was
 withdrawn: it runs on for others, and has its reply. A request in flight carries no time-to-live, so
-no eviction policy that spares such keys can lose it. ``:scaler`` is in shard 0 alone; its values
-are JSON objects: ``at`` (seconds since 1970 by the scaler's clock), ``target`` and ``order``
-(workers wanted from now on, and before), ``reason``, ``text``, ``who``.
+an eviction policy that spares such keys cannot lose it.
+
+``:scaler`` is in shard 0 alone. Its values are JSON objects: ``at`` (seconds since 1970 by the
+scaler's clock), ``target`` and ``order`` (workers wanted from now on, and before), ``reason``,
+``text``, ``who``.
 
 A replay memory is in one shard, which its name's hash chooses.
 
-One key is of no shard: ``{PREFIX:queue}:shape``, a hash with ``shards`` and ``lease_s`` as the last
-worker that joined an empty fleet has them; it stays for good. Processes that expect another number
-of shards have to find it, so no script touches it.
+One key belongs to no shard: ``{PREFIX:queue}:shape``, a hash with ``shards`` and ``lease_s``. The
+last worker that joined an empty fleet wrote it, and it stays for good. Processes that expect
+another number of shards have to find it, so no script touches it.
 """
 
 from __future__ import annotations
@@ -96,10 +100,10 @@ class Keys:
 
     @cached_property
     def tag(self) -> str:
-        """The hash tag; of N shards the first has a slot in the first N-th of all slots.
+        """Returns the hash tag; of N shards the first has a slot in the first N-th of all slots.
 
-        It names their number, so that a process that expects another one sees another queue,
-        and not half of this one.
+        The tag has the number of shards, so a process that expects another number sees another
+        queue and not half of this one.
         """
         shard = f"{self.shard}/{self.shards}" if self.shards > 1 else str(self.shard)
         for number in count():
@@ -109,15 +113,15 @@ class Keys:
         raise AssertionError
 
     def request(self, request_id: str) -> str:
-        """Where a request is, and afterwards its reply."""
+        """Returns the key of a request, and afterwards of its reply."""
         return f"{self.tag}:req:{request_id}"
 
     def body(self, request_id: str) -> str:
-        """Where the body of a detached request is."""
+        """Returns the key of a detached request's body."""
         return f"{self.tag}:body:{request_id}"
 
     def upload(self, call: str, request_id: str) -> str:
-        """Where a body is before it is submitted, or a reply before it is settled."""
+        """Returns the key of a body before its submit, or of a reply before it is settled."""
         return f"{self.tag}:upload:{call}:{request_id}"
 
     def inbox(self, client: str) -> str:
@@ -154,12 +158,12 @@ class Keys:
 
 
 def shape_key(prefix: str) -> str:
-    """Where the shape of a queue is, whatever its number of shards."""
+    """Returns the key of a queue's shape, the same for any number of shards."""
     return f"{{{prefix}:queue}}:shape"
 
 
 def new_request_id(shards: int, digest: bytes = b"") -> str:
-    """A request id that no other process will ever make: a shard, then 96 random bits.
+    """Returns a request id that no other process will ever make: a shard, then 96 random bits.
 
     Any shard will do, but requests with the same ``digest`` have to meet in one.
     """
@@ -174,8 +178,8 @@ def new_request_id(shards: int, digest: bytes = b"") -> str:
     return f"{shard}-{name}"
 
 
-# Random names not yet given away. Asking the system for each would cost more than all else that
-# makes a request id.
+# Random names not yet used. Asking the system for each one would cost more than the rest of a
+# request id.
 _names: list[str] = []
 _DRAWN = 256
 
@@ -185,22 +189,22 @@ def _draw_names() -> None:
     _names.extend(text[start : start + 16] for start in range(0, len(text), 16))
 
 
-# A forked child must not give away what its parent will.
+# A forked child must not use its parent's names.
 os.register_at_fork(after_in_child=_names.clear)
 
 
 def retry_request_id(request_id: str) -> str:
-    """The request id under which a dead letter is sent again: ``0-x``, ``0-x.r1``, ``0-x.r2`` …
+    """Returns the request id under which a dead letter is sent again: ``0-x``, ``0-x.r1`` …
 
-    The old one has its reply already. It is the same for all who retry, so that two retries of one
-    letter are one request.
+    The old id has its reply already. The new one is the same for everyone, so that two retries of
+    one letter are one request.
     """
     base, dot, number = request_id.rpartition(".r")
     return f"{base}.r{int(number) + 1}" if dot and number.isdigit() else f"{request_id}.r1"
 
 
 def shard_of(request_id: str) -> int:
-    """The shard that ``request_id`` names; raises UsageError for what is no request id."""
+    """Returns the shard that ``request_id`` names; raises UsageError if it is no request id."""
     head, dash, rest = request_id.partition("-")
     if not (dash and head.isascii() and head.isdigit() and 0 < len(rest) <= 64):
         raise UsageError(f"{request_id!r} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'")

@@ -1,11 +1,12 @@
 """Every metric of leanq, named once: by Prometheus' conventions, with bounded labels.
 
-Fleet-wide truth is kept in Redis and shown by one exporter (``leanq metrics``, or ``leanq scale``,
-which decides by it); what only a process knows is shown by each worker (``--metrics-port``). No
-label's values grow with requests or pods: ``environment`` is one of those that workers offer,
-``route`` one of the gateway's,
-``tenant`` one of a hundred that used CPU time in the last day or so, and all others are sets that
-stand in the code.
+Redis keeps the figures of the fleet, and one exporter shows them: ``leanq metrics``, or ``leanq
+scale``, which decides by them. Each worker shows the figures that it alone knows
+(``--metrics-port``).
+
+No label's values grow with requests or pods. ``environment`` is one that workers offer, and
+``route`` one of the gateway's. ``tenant`` is one of a hundred that used CPU time in the last day or
+so. All other labels have fixed sets of values in the code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. The name of a counter ends in ``_total``, and that of a unit says the unit."""
+    """One metric. A counter's name ends in ``_total``, and a name with a unit says the unit."""
 
     name: str
     kind: Kind
@@ -138,9 +139,9 @@ GATEWAY = (
 
 
 COUNTS: Counter[tuple[str, ...]] = Counter()
-"""What this process has counted: by a metric's name and its labels' values."""
+"""The counts of this process, by a metric's name and its labels' values."""
 
 
 def count(name: str, *labels: str) -> None:
-    """Counts one more of a metric in :data:`WORKER` or :data:`GATEWAY`."""
+    """Adds one to a metric in :data:`WORKER` or :data:`GATEWAY`."""
     COUNTS[name, *labels] += 1

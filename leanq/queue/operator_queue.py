@@ -26,9 +26,9 @@ from leanq.queue.settings import Settings
 from leanq.queue.shard import Shard, every_shard, pairs_of, text_of
 
 _DECISIONS_MS = 600_000
-# A record's head, without the body, has at most so many bytes.
+# The most bytes of a record's head, without the body.
 _RECORD_HEAD_BYTES = 1024
-# Records that are read for each that is shown.
+# Records to read for each that is shown.
 _LOOKED_AT = 2
 
 
@@ -39,7 +39,7 @@ class OperatorQueue:
         self.shard = shard
 
     async def status(self) -> Status:
-        """The shard's status. Of an environment's tenants the first 1,000 are counted."""
+        """Returns the shard's status; it counts an environment's first 1,000 tenants."""
         answer = await self.shard.run("status")
         counters, tallies = read_stats(pairs_of(answer["stats"]))
         return Status(
@@ -70,12 +70,14 @@ class OperatorQueue:
     async def set_paused(
         self, kind: Literal["environment", "tenant"], name: str, *, paused: bool
     ) -> bool:
-        """Pauses or resumes an environment or a tenant; whether that changed anything."""
+        """Pauses or resumes an environment or a tenant; returns whether that changed anything."""
         return bool(await self.shard.run("pause", kind=kind[0], name=name, set=paused))
 
     async def set_weight(self, tenant: str, weight: float | None) -> None:
-        """Gives a tenant a weight, or takes it away (None). While any tenant has one, tenants share
-        CPU time by weight; those without one weigh 1."""
+        """Gives a tenant a weight, or takes it away (None).
+
+        While any tenant has one, tenants share CPU time by weight; those without one weigh 1.
+        """
         key = self.shard.keys.weights
         if weight is None:
             await self.shard.call(lambda c: c.hdel(key, tenant))
@@ -83,26 +85,26 @@ class OperatorQueue:
             await self.shard.call(lambda c: c.hset(key, tenant, f"{weight:.12g}"))
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
-        """Keeps what the scaler decided for environments, for ten minutes after the last call."""
+        """Stores the scaler's decisions on environments, for ten minutes after the last call."""
         key, fields = self.shard.keys.scaler, [part for pair in decisions.items() for part in pair]
         await self.shard.at_once(("HSET", key, *fields), ("PEXPIRE", key, _DECISIONS_MS))
 
     async def minutes(self, since_minute: int) -> list[dict[str, int]]:
-        """The totals that were noted once a minute, oldest first; ``minute`` in each says when."""
+        """Returns the totals noted once a minute, oldest first; each has its ``minute``."""
         found: Any = await self.shard.call(
             lambda c: c.zrangebyscore(self.shard.keys.minutes, since_minute, "+inf")
         )
         return [read_minute(data) for data in found]
 
     async def dead_request_ids(self, limit: int) -> list[str]:
-        """The dead letters' request ids, the newest first."""
+        """Returns the dead letters' request ids, the newest first."""
         found: Any = await self.shard.call(
             lambda c: c.zrevrange(self.shard.keys.dead, 0, limit - 1)
         )
         return [text_of(request_id) for request_id in found]
 
     async def dead_letter(self, request_id: str) -> DeadLetter | None:
-        """One dead letter, if there is such a one."""
+        """Returns a dead letter, or None if there is none with this id."""
         letter = ("HGETALL", self.shard.keys.dead_letter(request_id))
         flat, died_ms = await self.shard.at_once(
             letter, ("ZSCORE", self.shard.keys.dead, request_id)
@@ -111,21 +113,23 @@ class OperatorQueue:
         if not fields or died_ms is None:
             return None
         submission, client = read_record(request_id, fields[b"record"])
-        # Sent again it runs for itself.
+        # Without a digest a retry joins no other run.
         body = fields.get(b"body", submission.body)
         submission = structs.replace(submission, digest="", body=body)
         worker = text_of(fields[b"w"])
         return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 
     async def drop_dead(self, request_id: str) -> bool:
-        """Removes a dead letter for good; whether there was one."""
+        """Removes a dead letter for good; returns whether there was one."""
         letter = ("UNLINK", self.shard.keys.dead_letter(request_id))
         removed, _ = await self.shard.at_once(("ZREM", self.shard.keys.dead, request_id), letter)
         return bool(removed)
 
     async def running(self, workers: Sequence[str], limit: int) -> list[InFlight]:
-        """What these workers hold, those that have run the longest first: up to ``limit`` of each,
-        and up to ``limit`` in all."""
+        """Returns requests that these workers hold, the longest running first.
+
+        It returns at most ``limit``, and reads at most ``limit`` of each worker.
+        """
         zranges = (
             ("ZRANGE", f"{self.shard.keys.tag}:processing:{worker}", 0, limit - 1, "WITHSCORES")
             for worker in workers
@@ -137,7 +141,7 @@ class OperatorQueue:
             for worker, row in zip(workers, rows, strict=True)
             for request_id, until_ms in pairs_of(_flat(row))
         }
-        # What has run the longest mostly has to end first.
+        # The requests that have run longest mostly have the earliest timeouts.
         first = sorted(held, key=lambda request_id: held[request_id][1])[: _LOOKED_AT * limit]
         found = []
         for request, longest_s in await self._in_flight(first):
@@ -147,22 +151,24 @@ class OperatorQueue:
         return sorted(found, key=lambda request: -request.running_s)[:limit]
 
     async def phase(self, request_id: str) -> tuple[str, str]:
-        """The letter of a request's phase (``lua/parts/phase.lua``) and the worker that it names;
-        empty where it simply waits, or has ended."""
+        """Returns the letter of a request's phase, and the worker that the phase names.
+
+        Both are empty if the request simply waits or has ended; see ``lua/parts/phase.lua``.
+        """
         (data,) = await self.shard.ask(("HGET", f"{self.shard.keys.tag}:phase", request_id))
         kind, *fields = text_of((data or b"")[:1]), *text_of((data or b"")[1:]).split("\0")
         named = {"l": 1, "j": 1, "r": 0}.get(kind)
         return kind, fields[named] if named is not None and named < len(fields) else ""
 
     async def quarantined(self, environment: str, limit: int) -> list[InFlight]:
-        """The next requests that wait for an isolated attempt, up to ``limit``."""
+        """Returns up to ``limit`` of the next requests that wait for an isolated attempt."""
         (ids,) = await self.shard.ask(
             ("LRANGE", f"{self.shard.keys.tag}:quarantined:{environment}", 0, limit - 1)
         )
         return [request for request, _ in await self._in_flight([text_of(id_) for id_ in ids])]
 
     async def _in_flight(self, request_ids: Sequence[str]) -> list[tuple[InFlight, float]]:
-        """What the records of these say; those that have ended in the meantime are left out."""
+        """Reads the records of these requests; leaves out requests that have ended meanwhile."""
         heads = (
             ("GETRANGE", self.shard.keys.request(request_id), 0, _RECORD_HEAD_BYTES - 1)
             for request_id in request_ids
@@ -183,11 +189,11 @@ async def every_queue(settings: Settings) -> AsyncIterator[list[OperatorQueue]]:
 
 
 async def look(settings: Settings) -> Status:
-    """Returns one look at the whole queue; raises UnavailableError."""
+    """Looks at the whole queue once, and returns its status; raises UnavailableError."""
     async with every_queue(settings) as queues:
         return merged(await asyncio.gather(*(queue.status() for queue in queues)))
 
 
 def _flat(row: Any) -> Any:
-    # With scores, one version of the protocol has pairs and the other a flat list.
+    # With scores, one version of the protocol has pairs, and the other a flat list.
     return [part for pair in row for part in pair] if row and isinstance(row[0], list) else row

@@ -1,8 +1,7 @@
 """The reaper: requeues the requests of workers whose lease has expired.
 
-Every worker reaps when a renewal tells it that a lease has expired; ``leanq reap`` does
-the same where no worker is left. The decision is made inside the script, by the server's
-clock, so any number of reapers do no harm to each other.
+Every worker reaps when a renewal tells it that a lease has expired. ``leanq reap`` does the same if
+no worker is left. The script decides by the server's clock, so any number of reapers do no harm.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _TICK_S = 0.01
 
 
 async def reap(queue: WorkerQueue) -> Reaped:
-    """Reaps until no lease is overdue or an expiry grace period begins; the totals.
+    """Reaps until no lease is overdue or an expiry grace period begins; returns the totals.
 
     Raises UnavailableError.
     """
@@ -29,7 +28,7 @@ async def reap(queue: WorkerQueue) -> Reaped:
 
 
 async def reap_all(queues: Sequence[WorkerQueue], *, through_expiry_grace: bool) -> Reaped:
-    """Reaps all shards; ``through_expiry_grace`` waits for the end of one.
+    """Reaps all shards; ``through_expiry_grace`` also waits for grace periods to end.
 
     Raises UnavailableError.
     """
@@ -41,6 +40,6 @@ async def reap_all(queues: Sequence[WorkerQueue], *, through_expiry_grace: bool)
         expiry_grace_s = max(part.expiry_grace_s for part in parts)
         if not (expiry_grace_s and through_expiry_grace):
             return Reaped(requeued, poisoned, more=False)
-        # Half of it: where no other process is heard, a silence as long as all of it would begin
-        # another one.
+        # Wait half of it: if no other process is heard, a silence as long as all of it would begin
+        # another grace period.
         await asyncio.sleep(expiry_grace_s / 2 + _TICK_S)

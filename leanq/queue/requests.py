@@ -1,7 +1,7 @@
-"""Requests and replies, and the words that stand in them.
+"""Requests and replies, and the words that they use.
 
-They are records of msgspec's: their declarations are also how they are read from the wire, with the
-type of each field checked (:mod:`leanq.queue.wire`). ``msgspec.structs.replace`` makes copies.
+They are msgspec records: each declaration also says how to read the record from the wire, with
+every field's type checked (:mod:`leanq.queue.wire`). ``msgspec.structs.replace`` makes copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSION = 1
 MAX_TIMEOUT_S = 86_400.0
 
 TIMEOUT_S, MEMORY_MB, SCRATCH_MB = (0.01, MAX_TIMEOUT_S), (16, 1 << 24), (1, 1 << 24)
-"""The least and the most that a request may be given: CPU time, memory, scratch disk."""
+"""The least and the most of CPU time, memory and scratch disk that a request may have."""
 
 Operation = Literal["check", "verify", "step", "export", "import", "echo"]
 Verdict = Literal[
@@ -65,54 +65,58 @@ Reason = Literal[
     "deadline",
     "too_many_deaths",
 ]
-"""Why a verdict is not ``accepted``."""
+"""Reasons why a verdict is not ``accepted``."""
 
 Rule = Literal[
     "missing",  # the candidate does not declare it
-    "kind_differs",  # a definition or an axiom for a theorem, say
+    "kind_differs",  # such as a definition or an axiom for a theorem
     "type_differs",
     "levels_differ",  # other universe parameters
-    "definition_differs",  # what the statement reaches has another value, or other constructors
+    "definition_differs",  # a definition that the statement uses has another value or constructors
     "safety_differs",  # unsafe or partial in the candidate alone
     "redeclared",  # the target imports it, and the candidate declares it
     "import_missing",  # the target imports a module that the candidate does not
     "overridden",  # compiled as another program (``implemented_by``, …) in the candidate alone
-    "axiom",  # an axiom that the caller allows, of the candidate's own making
-    "hole_not_named",  # a definition whose value is a sorry, and that is not named as a hole
-    "hole_uses_theorem",  # what fills a hole leads to a theorem that is to be proved
+    "axiom",  # an axiom that the caller allows, but that the candidate itself declares
+    "hole_not_named",  # a definition whose value is a sorry, but that is not named as a hole
+    "hole_uses_theorem",  # the value of a hole depends on a theorem to be proved
     "target_lacks",  # the target does not declare a theorem that is asked for
     "target_unread",  # Lean has not read the target to its end
 ]
-"""Why a candidate does not state what its target states."""
+"""Reasons why a candidate does not state what its target states."""
 
 Severity = Literal["information", "warning", "error"]
 
 Infotree = Literal["full", "tactics", "original", "substantive"]
-"""Which nodes of the tree in which Lean notes how it has elaborated a text: all; tactics; what the
-text itself says; what is no mere structure. In the words of the Lean REPL."""
+"""Which nodes of Lean's infotree to return, in the Lean REPL's words.
+
+They are: all; tactics; nodes from the text itself; nodes that are no mere structure."""
 
 MAX_INFOTREE_BYTES = 4 << 20
-"""The largest such tree in a reply."""
+"""The largest infotree in a reply, in bytes."""
 
 Way = Literal["warm", "cold", "replayed", "failed"]
-"""How Lean came by what a text with holes begins with: by a snapshot from the disk, by one
-from the server, by elaborating it, or by this because the snapshot could not be used."""
+"""How Lean got the beginning of a text with holes.
+
+``warm``: from a snapshot on disk; ``cold``: from one in Redis; ``replayed``: by elaborating;
+``failed``: by elaborating because the snapshot could not be used."""
 
 LEAN_NO = frozenset({"unverified", "incomplete", "rejected", "exhausted"})
-"""Verdicts of Lean and the judge that a candidate has earned no reward by."""
+"""Verdicts of Lean and the judge that earn a candidate no reward."""
 
 LEAN_VERDICTS = LEAN_NO | {"accepted"}
-"""Verdicts of Lean and the judge: the same on any machine, and the only ones that may be
-remembered. All others are leanq's and say nothing about the proof."""
+"""Verdicts of Lean and the judge: the same on any machine, and the only ones to remember.
+
+All other verdicts are leanq's own and say nothing about the proof."""
 
 PRIORITIES = 3
 """Priorities run from 0, the most urgent, to ``PRIORITIES - 1``."""
 
-# A check compiles, perhaps once more under names of ours, asks for axioms, and looks at the holes;
-# a step tries, perhaps once more without a snapshot, and looks at holes or ends as a check.
-# A verification checks the candidate, compiles the target, and compares the two.
+# A check compiles, perhaps again under names of leanq's own, asks for axioms, and looks at the
+# holes. A step tries, perhaps again without a snapshot, and looks at holes or ends as a check. A
+# verification checks the candidate, compiles the target, and compares the two.
 _LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "verify": 12, "step": 9}
-# A gateway with keys adds a seal, by which it knows the tenant that the state was given to.
+# A gateway with keys adds a seal, which tells it the tenant that owns the state.
 _STATE = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{32})?")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -125,11 +129,11 @@ _NUMBERS: tuple[tuple[str, float, str, tuple[float, float], str], ...] = (
     ("scratch_mb", _SCRATCH_MB, "scratch disk", SCRATCH_MB, "MB"),
     ("delay_s", _DELAY_S, "delay", (0, MAX_TIMEOUT_S), "seconds"),
 )
-"""Fields of a request that are numbers: the default, what they are called, and their limits."""
+"""Fields of a request that are numbers: name, default, description, limits and unit."""
 
 
 class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=True):
-    """What a client asks of a worker.
+    """A client's request to a worker.
 
     Attributes:
         op: the operation.
@@ -137,19 +141,19 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         target: Lean source whose proofs are ``sorry``, which the candidate has to prove (verify).
         theorems: instead of a target, names in the environment to be proved (verify).
         holes: names in the target whose values the candidate may choose (verify).
-        state: the state's id, with a gateway's seal on the way there (step, export).
-        tactic: what is tried on its goals (step).
-        payload: bytes that come back (echo), or an exported state (import).
+        state: the state's id, with a gateway's seal until it reaches the gateway (step, export).
+        tactic: the tactic to run on its goals (step).
+        payload: bytes to send back (echo), or an exported state (import).
         delay_s: how long the echo takes, in seconds.
-        timeout_s: budget of CPU time, in seconds, of Lean with all its descendants.
-        wall_s: budget of wall time, in seconds; the backstop for a Lean that waits.
+        timeout_s: budget of CPU time for Lean and all its descendants, in seconds.
+        wall_s: budget of wall time, in seconds; it stops a Lean that waits.
         memory_mb: resident memory, in MiB.
         scratch_mb: disk that the candidate's processes may fill, in MiB.
         allow_axioms: names of axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is judged and audited.
+        audit: whether to judge and audit what Lean accepts.
         trust_programs: whether the caller vouches for a text that runs programs of its own.
         traceparent: the caller's trace context as W3C writes it, for the worker's log.
-        infotree: which nodes of the text's infotree the reply is to have (check); "" for none.
+        infotree: which nodes of the text's infotree the reply should have (check); "" for none.
     """
 
     op: Operation
@@ -177,7 +181,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
                 f"{self.traceparent!r:.80} is not a traceparent; expected one such as "
                 "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             )
-        # Numbers that were left out are the defaults themselves, and within their limits.
+        # Omitted numbers are the defaults themselves, and within their limits.
         if not (
             self.timeout_s is _TIMEOUT_S
             and self.wall_s is _WALL_S
@@ -209,7 +213,8 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
                     f"{what} must lie between {least:.10g} and {most:.10g} {unit}, got {value:.10g}"
                 )
             if value == default and value is not default:
-                # msgspec omits only the default itself, and equal requests must have equal bytes.
+                # msgspec omits only the default object itself, and equal requests must have equal
+                # bytes.
                 force_setattr(self, name, default)
 
     def _check_step(self) -> None:
@@ -231,18 +236,20 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
 
     @property
     def longest_run_s(self) -> float:
-        """After how many seconds a worker that still runs the request must be stuck."""
+        """Returns after how many seconds a worker that still runs the request must be stuck."""
         return self.delay_s + _LEAN_RUNS.get(self.op, 0) * self.wall_s + 60
 
 
 def wall_for(timeout_s: float) -> float:
-    """The wall budget in seconds that goes with a CPU budget: generous, so that an
-    overloaded machine gives the verdict of an idle one."""
+    """Returns the wall budget for a CPU budget, both in seconds.
+
+    It is generous, so that an overloaded machine gives the verdict of an idle one.
+    """
     return 5 * timeout_s + 60
 
 
 class Message(Struct, frozen=True, array_like=True):
-    """One message of Lean's: lines from 1, columns from 0 in code points, as Lean counts."""
+    """One message from Lean: lines from 1, columns from 0 in code points, as Lean counts."""
 
     severity: Severity
     line: int
@@ -253,7 +260,7 @@ class Message(Struct, frozen=True, array_like=True):
 
 
 class Sorry(Struct, frozen=True, array_like=True):
-    """An open goal: where it stands, the goal as Lean prints it, and its state's id.
+    """An open goal: its place, the goal as Lean prints it, and its state's id.
 
     Lines count from 1, columns from 0 in code points; the end may be unknown.
     """
@@ -267,12 +274,13 @@ class Sorry(Struct, frozen=True, array_like=True):
 
 
 class Theorem(Struct, frozen=True, array_like=True):
-    """A theorem that a text adds; of a verification, one of the target's.
+    """A theorem that a text adds; in a verification, one of the target's.
 
     Attributes:
         name: its full name.
-        statement: what it states, in Lean's words and by the notation of the text's imports alone.
-            Long ones end in an ellipsis; "" where it is too large, or not among the first 20.
+        statement: what it states, in Lean's words and with the notation of the text's imports
+            alone. A long one ends in an ellipsis. It is "" if it is too large, or not among the
+            first 20.
     """
 
     name: str
@@ -284,7 +292,7 @@ class Failure(Struct, frozen=True, array_like=True):
 
     Attributes:
         name: the theorem's full name, or another name of the target.
-        rule: the rule that it fails, one of the words of :data:`Rule`.
+        rule: the rule that it breaks, one of :data:`Rule`.
         text: what was expected and what came, for people.
     """
 
@@ -296,32 +304,31 @@ class Failure(Struct, frozen=True, array_like=True):
 class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     """How a request ended.
 
-    Two are equal where Lean's answers are, whichever worker gave them and after what time.
+    Two replies are equal if Lean's answers are, whichever worker gave them and after what time.
 
     Attributes:
         verdict: Lean's answer or the infrastructure's; ``None`` for an echo.
         reason: why the verdict is what it is; ``None`` for ``accepted``, unless the caller vouched
             for a text that runs programs.
-        theorems: the theorems that a checked text adds, in their order; none where the judge did
-            not look at it, as with an error or a ``sorry`` that Lean reports.
+        theorems: the theorems that a checked text adds, in their order. It is empty if the judge
+            did not look at the text, as after an error or a ``sorry``.
         failed: which theorems of the target a candidate does not prove, and why (verify).
-        axioms: all axioms that the new constants rest on; ``None`` where not audited.
-        kernel: the version of the Lean whose kernel judged; ``None`` where none did.
+        axioms: all axioms that the new constants rest on; ``None`` if not audited.
+        kernel: the version of the Lean whose kernel judged; ``None`` if none did.
         fingerprint: the environment in which Lean answered; ``None`` if Lean did not.
-        state: the next state of a step, ``None`` once nothing is left to prove; or the state that
-            was imported.
+        state: the next state of a step, or the imported state; ``None`` once nothing is left to
+            prove.
         goals: the open goals of the next state, as Lean prints them.
-        payload: what an echo brought back, or an exported state.
+        payload: the bytes of an echo, or an exported state.
         error: why no worker could carry the request out; the client raises it.
         attempts: how many workers have taken the request up, this one included.
-        queued_s, cpu_s, wall_s, audit_s: seconds in the queue, of CPU in Lean, on the
-            worker, and of the audit alone (part of ``wall_s``).
-        warm: a driver's word to its own worker, which is not sent: others with the same first
-            affinity would be fast here now.
-        content: by which a request is known that comes again, see :func:`content_of`; "" where
-            nothing is known of it.
-        way: the same of how Lean came by what a step's text begins with.
-        infotree: what the request asked for of it, as JSON in UTF-8 and in the REPL's shape; at
+        queued_s, cpu_s, wall_s, audit_s: seconds in the queue, of CPU in Lean, on the worker, and
+            of the audit alone (part of ``wall_s``).
+        warm: whether requests with the same first affinity would be fast on this worker now. A
+            driver tells its own worker; it is not sent.
+        content: identifies a request that comes again, see :func:`content_of`; "" if unknown.
+        way: how Lean got the beginning of a step's text; not sent either.
+        infotree: the nodes that the request asked for, as JSON in UTF-8 and in the REPL's shape; at
             most ``MAX_INFOTREE_BYTES``.
     """
 
@@ -363,24 +370,24 @@ _answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WO
 
 
 def content_of(environment: str, digest: str) -> str:
-    """Returns what two requests of one id have in common if they ask for the same.
+    """Returns the text that two requests of one id share if they ask for the same.
 
     Args:
-        environment: where it is asked.
-        digest: of what is asked; "" for an echo, which may be any.
+        environment: the requests' environment.
+        digest: the digest of the request; "" for an echo, which matches any other.
     """
     return f"{digest} {environment}" if digest else ""
 
 
 def without_infotree(reply: Reply, why: str) -> Reply:
-    """The reply to a check, which stands whatever becomes of the infotree that was asked for."""
+    """Returns the reply to a check with a warning instead of its infotree."""
     note = Message("warning", 1, 0, f"leanq: there is no infotree: {why}")
-    # In front, since the last of leanq's messages is about the verdict.
+    # Put the note first: the last of leanq's messages is about the verdict.
     return replace(reply, infotree=None, messages=(note, *reply.messages))
 
 
 def reward(verdict: Verdict | None) -> float:
-    """What a candidate has earned: 1 for ``accepted``, 0 for what Lean or the judge refused.
+    """Returns a candidate's reward: 1 for ``accepted``, 0 if Lean or the judge refused it.
 
     >>> [reward(verdict) for verdict in ("accepted", "rejected", "incomplete")]
     [1.0, 0.0, 0.0]
@@ -403,9 +410,9 @@ def reward(verdict: Verdict | None) -> float:
 
 
 def check_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """The reply to a check, in values that JSON has.
+    """Returns the reply to a check, in values that JSON has.
 
-    Fields of other operations, or for the worker alone, are left out.
+    It leaves out fields of other operations and those for the worker alone.
     """
     return {
         "request_id": reply.request_id,
@@ -425,7 +432,7 @@ def check_reply_to_json(reply: Reply) -> dict[str, Any]:
 
 
 def step_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """The reply to a step, in values that JSON has."""
+    """Returns the reply to a step, in values that JSON has."""
     return {
         "verdict": reply.verdict,
         "reason": reply.reason,
@@ -436,5 +443,5 @@ def step_reply_to_json(reply: Reply) -> dict[str, Any]:
 
 
 def verify_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """The reply to a verification: as a check's, and which theorems failed by which rule."""
+    """Returns a check's reply, and which theorems failed by which rule."""
     return {**check_reply_to_json(reply), "failed": [asdict(failure) for failure in reply.failed]}

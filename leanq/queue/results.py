@@ -1,4 +1,4 @@
-"""What goes into the queue's transitions and what comes out of them: plain values.
+"""The values that go into the queue's transitions and come out of them.
 
 Types created once per request are msgspec structs: three times faster to construct.
 """
@@ -27,18 +27,20 @@ _RECORD = struct.Struct(">BBBddd")
 _RECORD_TEXTS = 6
 _WHOLE, _DETACHED = 1, 2
 _IN_FLIGHT = (b"\x01", b"\x02")
-# Of a counter.
+# The most digits of a counter.
 _MOST_DIGITS = 18
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 # Counters of environments, and of snapshots.
 _TALLY = re.compile(r"[scfwrtu]:|[wrtu]_ms:|snapshot|minute$")
-# What is counted by environment, and also of all environments together.
+# Counters by environment that are also summed over all environments, and the sums' names.
 _SUMMED = {"f:": "verdict", "c:": "reason"}
 
 
 class SubmissionGroup(NamedTuple):
-    """What requests of one batch have in common, as the script ``submit`` takes it. ``detached``:
-    their bodies are too large for a script."""
+    """The fields that requests of one batch share, as the script ``submit`` takes them.
+
+    ``detached``: their bodies are too large for a script.
+    """
 
     environment: str
     priority: int
@@ -49,11 +51,13 @@ class SubmissionGroup(NamedTuple):
 
 
 class Submission(Struct, frozen=True):
-    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
+    """One request on its way in. Times are in milliseconds; ``deadline_ms`` 0 means none.
 
     While one of several with the same ``digest`` runs in their environment, the others wait for its
-    reply; ``""`` is shared with none. ``affinity``: up to two names of what makes a worker fast at
-    it, the strongest first; each up to 32 letters, digits, ``_`` and ``-``.
+    reply. A request whose digest is ``""`` shares its run with none.
+
+    ``affinity``: up to two names for what makes a worker fast at it, the strongest first. Each has
+    up to 32 letters, digits, ``_`` and ``-``.
     """
 
     request_id: str
@@ -68,7 +72,7 @@ class Submission(Struct, frozen=True):
 
 
 def is_reply_to(item: Submission, reply: Reply, *, remembers: bool) -> bool:
-    """Returns whether a reply may be to this submission, and not to another one of its id.
+    """Returns whether a reply may be to this submission rather than to another of its id.
 
     Args:
         remembers: whether verdicts are remembered, and so may come from another environment.
@@ -99,7 +103,7 @@ class Attached:
 
 @dataclass(slots=True, frozen=True)
 class Conflict:
-    """The request id is in flight with other content, of which nothing has changed."""
+    """The request id is in flight with other content; nothing has changed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,17 +115,21 @@ class Full:
 
 @dataclass(slots=True, frozen=True)
 class UnknownEnvironment:
-    """Workers have offered environments, and never this one."""
+    """Workers have offered environments, but never this one."""
 
 
 Submitted = Queued | Attached | Conflict | Full | UnknownEnvironment | bytes
-"""What became of a submission; bytes are the reply that is there already."""
+"""What became of a submission. Bytes are a reply that is there already."""
 
 
 class Job(Struct, frozen=True):
-    """A claimed request. ``isolated``: nothing may run beside it on this worker. ``body``: None
-    where the server has lost it; ``detached_bytes``: its size, where it lay apart from the record.
-    ``digest``: that of its :class:`Submission`.
+    """A claimed request.
+
+    Attributes:
+        body: the request's bytes; None if the server has lost them.
+        isolated: nothing may run beside it on this worker.
+        detached_bytes: the body's size, if it lay apart from the record.
+        digest: the digest of its :class:`Submission`.
     """
 
     request_id: str
@@ -136,12 +144,14 @@ class Job(Struct, frozen=True):
 
 
 Times = tuple[int, int]
-"""How long a request waited and how long it ran, in milliseconds, as it is counted."""
+"""How long a request waited and how long it ran, in milliseconds, as counted."""
 
 
 class EndGroup(NamedTuple):
-    """What settlements of one call have in common, as ``claim`` and ``exchange`` take it; see
-    :class:`Settlement`. ``uploaded``: their replies are too large for a script."""
+    """The fields that settlements of one call share, as ``claim`` and ``exchange`` take them.
+
+    ``uploaded``: their replies are too large for a script. For the rest see :class:`Settlement`.
+    """
 
     outcome: str
     reason: str
@@ -152,16 +162,16 @@ class EndGroup(NamedTuple):
 
 
 class Settlement(Struct, frozen=True):
-    """The end of a request, as the holder of ``token`` tells it.
+    """The end of a request, as the holder of ``token`` reports it.
 
     Attributes:
-        outcome: the verdict, or what else is counted as its end.
-        reason: the reply's, to be counted; ``""`` for none.
-        fingerprint: that of the environment where the reply holds on any machine, and so may be
+        outcome: the verdict, or another word that is counted as its end.
+        reason: the reply's reason, to be counted; ``""`` for none.
+        fingerprint: the environment's fingerprint if the reply holds on any machine and so may be
             remembered; else ``""``.
-        warm: its worker would be fast now at others with the same first affinity.
-        way: what is to be counted of how Lean came by its prefix.
-        times: how long it waited and ran, see :func:`times_of`; told with the next heartbeat.
+        warm: whether its worker would be fast now at others with the same first affinity.
+        way: how Lean got its prefix, to be counted; ``""`` for none.
+        times: how long it waited and ran, see :func:`times_of`; sent with the next heartbeat.
         cpu_ms: the CPU time that Lean and the judge took for it.
     """
 
@@ -188,7 +198,7 @@ def end_of(item: Settlement) -> tuple[str, str, bool, str, str, bool]:
 def times_of(waited_s: float, ran_s: float) -> Times:
     """Returns how long a request waited and ran, to two digits.
 
-    The fewer of these there are, the less a heartbeat has to tell.
+    The fewer different times there are, the less a heartbeat has to send.
     """
     return _rounded_ms(waited_s), _rounded_ms(ran_s)
 
@@ -202,30 +212,32 @@ def _rounded_ms(s: float) -> int:
 
 
 def tallies_of(times: Mapping[tuple[str, Times], int]) -> dict[str, int]:
-    """The tallies (see :class:`Status`) of so many results of an environment with such times."""
+    """Returns the tallies (see :class:`Status`) of results with these times."""
     tallies = Counter[str]()
     for (environment, (waited_ms, ran_ms)), n in times.items():
         for what, ms in (("w", waited_ms), ("r", ran_ms), ("t", waited_ms + ran_ms)):
             tallies[f"{what}_ms:{environment}"] += n * ms
-            # A bucket holds what is at most its edge.
+            # A bucket also holds values equal to its edge.
             tallies[f"{what}:{environment}:{bisect_left(BUCKETS_S, ms / 1000)}"] += n
     return tallies
 
 
 Returning = Literal["requeue", "retry", "defer"]
-"""How unfinished work goes back: to the front of its waiting list; there too, and the attempt
-counts; or to the end, where another worker finds it."""
+"""How unfinished work goes back.
+
+``requeue`` puts it at the front of its waiting list. ``retry`` does the same and counts the
+attempt. ``defer`` puts it at the end, where another worker finds it."""
 
 
 @dataclass(slots=True, frozen=True)
 class Claimed:
-    """What a call of :meth:`Queue.claim` brought.
+    """The result of one ``WorkerQueue.claim``.
 
     Attributes:
         accepted: per settlement, whether it counted (False: the lease was lost before).
         held: size of the worker's processing list on the server.
-        must_empty: the worker should take nothing until it is empty, to run a quarantined request
-            alone.
+        must_empty: the worker should take nothing until it is empty, and then run a quarantined
+            request alone.
     """
 
     accepted: tuple[bool, ...]
@@ -236,9 +248,15 @@ class Claimed:
 
 @dataclass(slots=True, frozen=True)
 class Renewed:
-    """``lapsed``: some worker is due to be reaped. ``timed_out``: request ids taken from this one.
-    ``known``: False after the server forgot this worker, which should join again. ``workers``: how
-    many there are. ``waiting``: how many requests wait in the environments that were named."""
+    """The answer to a heartbeat.
+
+    Attributes:
+        lapsed: some worker is due to be reaped.
+        timed_out: ids of requests taken from this worker.
+        known: False after the server forgot this worker, which should then join again.
+        workers: how many workers there are.
+        waiting: how many requests wait in the environments that were named.
+    """
 
     held: int
     lapsed: bool
@@ -250,8 +268,12 @@ class Renewed:
 
 @dataclass(slots=True, frozen=True)
 class Reaped:
-    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, for before no
-    worker could be heard."""
+    """The result of one call of the reaper.
+
+    Attributes:
+        more: whether to call again.
+        expiry_grace_s: seconds in which no lease is judged, since no worker could be heard before.
+    """
 
     requeued: int
     poisoned: int
@@ -261,8 +283,13 @@ class Reaped:
 
 @dataclass(slots=True, frozen=True)
 class DeadLetter:
-    """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
-    in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
+    """A request that took down too many workers.
+
+    Attributes:
+        submission: the request as it would be sent again.
+        worker: the last of the workers.
+        died_s: when, in seconds since 1970 by the server's clock.
+    """
 
     submission: Submission
     client: str
@@ -272,8 +299,10 @@ class DeadLetter:
 
 
 def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:
-    """The requests that the scripts ``claim`` and ``reconcile`` give out, and whose leases have
-    these tokens; those that are detached without their bodies."""
+    """Returns the requests that the scripts ``claim`` and ``reconcile`` give out.
+
+    Their leases have these tokens. Detached requests come without their bodies.
+    """
     now_ms, alone = answer["now_ms"], set(answer["isolated"])
     rows = zip(answer["request_ids"], answer["records"], tokens, strict=False)
     return tuple(_read_job(now_ms, n in alone, *row) for n, row in enumerate(rows, 1))
@@ -311,7 +340,7 @@ class Stop:
 
 
 def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
-    """What the script ``claim`` answers to so many settlements; its leases have this token."""
+    """Reads the answer of the script ``claim``, whose leases all have this token."""
     accepted = [True] * settled
     for number in answer["fenced"]:
         accepted[number - 1] = False
@@ -324,22 +353,22 @@ def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed
 
 
 def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
-    """Returns what the script ``exchange`` answers, whose lease has this token."""
+    """Reads the answer of the script ``exchange``, whose lease has this token."""
     request_id, record = answer["request_id"], answer["record"]
     jobs = (_read_job(answer["now_ms"], False, request_id, record, token),) if request_id else ()
     return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)
 
 
 def is_record(data: bytes) -> bool:
-    """Returns whether this is a request in flight, and not the reply that takes its place."""
+    """Returns whether ``data`` is a request in flight rather than the reply in its place."""
     return data.startswith(_IN_FLIGHT)
 
 
 def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
-    """A request and its client, from its record in Redis; ``lua/parts/record.lua`` has the
-    layout. The body of a detached one is left empty.
+    """Returns a request and its client from its record in Redis.
 
-    Its deadline is left out, since it counted from when it was submitted.
+    ``lua/parts/record.lua`` has the layout. A detached request has an empty body. The deadline is
+    left out, since it counted from the submit.
     """
     kind, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
     *texts, body = data[_RECORD.size :].split(b"\0", 6)
@@ -357,10 +386,10 @@ class InFlight(Struct, frozen=True):
     """A request that has not ended, for people to look at.
 
     Attributes:
-        attempts: how many have ended.
+        attempts: how many attempts have ended.
         submitted_s: when, in seconds since 1970 by the server's clock.
-        worker: which of the workers holds it; ``""`` where none does.
-        running_s: for how long that one has held it, in seconds.
+        worker: the worker that holds it; ``""`` if none does.
+        running_s: for how long that worker has held it, in seconds.
     """
 
     request_id: str
@@ -374,8 +403,9 @@ class InFlight(Struct, frozen=True):
 
 
 def read_in_flight(request_id: str, data: bytes) -> tuple[InFlight, float]:
-    """What a record says of a request, of which its first kilobyte is enough, and for how many
-    seconds a worker may hold it.
+    """Reads a request's record, and for how many seconds a worker may hold it.
+
+    The record's first kilobyte is enough.
 
     Raises:
         ValueError: it is no record.
@@ -392,7 +422,7 @@ def read_in_flight(request_id: str, data: bytes) -> tuple[InFlight, float]:
 
 
 def read_minute(data: bytes) -> dict[str, int]:
-    """The totals of one minute as the scripts noted them; empty where they cannot be read."""
+    """Returns the totals of one minute as the scripts noted them; empty if unreadable."""
     try:
         minute, totals = _minutes.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -401,7 +431,7 @@ def read_minute(data: bytes) -> dict[str, int]:
 
 
 def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], dict[str, int]]:
-    """The counters and the tallies of a :class:`Status` in what the scripts count."""
+    """Splits the server's counts into the counters and the tallies of a :class:`Status`."""
     counters, tallies = dict[str, int](), dict[str, int]()
     for raw, number in stats:
         name = raw.decode(errors="replace")
@@ -424,8 +454,12 @@ class WorkerRow:
 
 @dataclass(slots=True, frozen=True)
 class PriorityRow:
-    """What waits in an environment with one priority, of ``tenants``. ``held`` of it is of tenants
-    that are held back, whose age does not count for ``oldest_s``."""
+    """The waiting requests of one environment and priority.
+
+    Attributes:
+        tenants: how many tenants they belong to.
+        held: how many belong to tenants that are held back; ``oldest_s`` leaves these out.
+    """
 
     environment: str
     priority: int
@@ -437,10 +471,10 @@ class PriorityRow:
 
 @dataclass(slots=True, frozen=True)
 class MemoryRow:
-    """What one look says of a replay memory.
+    """One look at a replay memory.
 
     Attributes:
-        entries, size_bytes: what it holds, and that of its reservoir with it.
+        entries, size_bytes: the number of its entries, and their size with the reservoir's.
         written, evicted, dropped: as of :class:`leanq.trainers.ReplayStats`.
     """
 
@@ -452,7 +486,7 @@ class MemoryRow:
 
     @classmethod
     def of(cls, about: Mapping[bytes, bytes]) -> Self:
-        """Returns what a memory's counters say; of counters that anybody may have written."""
+        """Reads a memory's counters, which anybody may have written."""
 
         def read(name: bytes) -> int:
             found = about.get(name, b"")
@@ -465,17 +499,29 @@ class MemoryRow:
 
 @dataclass(slots=True, frozen=True)
 class Status:
-    """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
+    """One look at a shard or a whole queue.
 
-    ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
-    ``f:ENVIRONMENT:VERDICT`` ended, ``c:ENVIRONMENT:REASON`` why, and of the times that they waited
-    (w), ran (r) and took in all (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many
-    fell into the N-th bucket of :data:`leanq.queue.metrics.BUCKETS_S`; ``u_ms:ENVIRONMENT`` is the
-    CPU time that was used, and ``u:ENVIRONMENT:TENANT`` (ms) by tenant. Beside these
-    ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and
-    tenants (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``:
-    the scaler's last decision on each environment, as JSON. ``weights``: those of tenants.
-    ``memories``: the replay memories, up to a hundred of each shard.
+    Attributes:
+        counters, environments: by name.
+        tallies: counters of environments, see below; also ``snapshot_bytes`` and
+            ``snapshots_evicted``.
+        paused: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and
+            since when, in seconds since 1970.
+        decisions: the scaler's last decision on each environment, as JSON.
+        weights: the weights of tenants.
+        memories: the replay memories, up to a hundred of each shard.
+
+    The tallies of an environment are:
+
+    - ``s:ENVIRONMENT``: requests taken in
+    - ``f:ENVIRONMENT:VERDICT``: requests that ended
+    - ``c:ENVIRONMENT:REASON``: the reasons of their ends
+    - ``w_ms:ENVIRONMENT``: the sum of their waiting times; ``r_ms`` of their running times;
+      ``t_ms`` of both together
+    - ``w:ENVIRONMENT:N``, also with ``r`` and ``t``: how many times fell into the N-th bucket of
+      :data:`leanq.queue.metrics.BUCKETS_S`
+    - ``u_ms:ENVIRONMENT``: the CPU time used
+    - ``u:ENVIRONMENT:TENANT``: the same by tenant, in milliseconds
     """
 
     counters: Mapping[str, int]
@@ -492,8 +538,11 @@ class Status:
 
 
 def merged(shards: Sequence[Status]) -> Status:
-    """The look at a queue of several shards: a worker's lease is its shortest, a priority's tenants
-    those of the shard with most of them, and all else is added up."""
+    """Merges the looks at all shards of a queue.
+
+    A worker's lease is its shortest. A priority's tenants are counted in the shard that has most of
+    them. Everything else is added up.
+    """
     counters, quarantined, tallies = Counter[str](), Counter[str](), Counter[str]()
     environments: dict[str, bytes] = {}
     paused: dict[str, float] = {}

@@ -1,14 +1,14 @@
-"""The queue's scripts: what each is called with and answers, and how its text is put together.
+"""The queue's scripts: their arguments and answers, and how their texts are put together.
 
-A script's arguments are declared here, once and by name. From the declaration come both the list
-of values that a call sends and the lines of Lua that bind them to locals of the same names, so that
-neither side counts positions. ``lua/NAME.lua`` is the script; it names in its second line the parts
-in ``lua/parts/`` that it needs, and is sent these, what they need themselves, and no others.
+A script's arguments are declared here, once and by name. The declaration yields the list of values
+that a call sends, and the lines of Lua that bind them to locals of the same names. So neither side
+counts positions. ``lua/NAME.lua`` is the script. Its second line names the parts in ``lua/parts/``
+that it needs; only these, and the parts that they need, are sent with it.
 
-A script is one Lua function and, before it, what that calls. Called by EVALSHA, a server defines
-all of it anew with each call, which costs as much as fifteen commands; so the same text is also a
-library with one function (:func:`library_of`), which a server defines once. Nothing may therefore
-be kept from one call to the next: parts say in their first lines what ``each call`` begins with.
+A script is one Lua function, preceded by the functions that it calls. With EVALSHA a server defines
+all of them anew for each call, which costs as much as fifteen commands. So the same text is also a
+library with one function (:func:`library_of`), which a server defines once. A script must therefore
+keep nothing from one call to the next: the first lines of a part say how ``each call`` begins.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from typing import Any
 import msgspec
 
 LARGE_BYTES = 16384
-"""Bodies and replies above this size are kept out of scripts, since Lua hashes each text that it is
-given from end to end; and out of inboxes. Below it, one command more would cost as much."""
+"""Larger bodies and replies stay out of scripts and inboxes: Lua hashes every byte of each text.
+
+For smaller ones, one command more would cost as much as the hash."""
 
 LARGE_BATCH_BYTES = 2 << 20
-"""How many bytes of large bodies and replies travel with one call. Scripts see none of them; with
-fewer, what a call costs beside them would count."""
+"""How many bytes of large bodies and replies travel with one call.
 
-# How Lua reads a value: as it was sent, or by its kind.
+Scripts see none of them. With fewer bytes, the cost of the call itself would count."""
+
+# How Lua reads a value of each kind; a value without a kind is read as it was sent.
 _KINDS = {
     "": "{}",
     "int": "tonumber({})",
@@ -40,24 +42,24 @@ _KINDS = {
 }
 _HEADER = re.compile(r"-- (parts|arguments|each call): (.*)")
 _HEADER_LINES = 5
-# What the packed values of scripts are read by, cmsgpack, knows no msgpack type of bytes.
+# Scripts unpack these values with cmsgpack, which knows no msgpack type of bytes.
 _pack = msgspec.msgpack.Encoder().encode
 _MAIN, _RETURN = "local function main(KEYS, ARGV)", "return main(KEYS, ARGV)"
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script as it is called.
+    """A script's arguments and answer.
 
     Attributes:
         scalars: its single arguments, as ``NAME`` or ``NAME:KIND``. Kinds: ``int``, ``flag``,
-            ``packed`` (sent as msgpack); without one the value is text or bytes.
+            ``packed`` (sent as msgpack). Without a kind the value is text or bytes.
         rows: its lists, and the fields of each row; a list without fields has plain values. Rows
-            are sent by columns, and so Lua reads them: ``NAME.FIELD[i]`` is of the i-th row. All
-            columns of a list are one value, since each value costs the server as much as five that
-            are packed; those of kind ``bytes`` are sent as they are. A row's numbers and flags are
-            such when they are sent, so they need no kind.
-        answer: the names of what it answers; empty where it answers one value, which is then
+            are sent by columns, and Lua reads them so: ``NAME.FIELD[i]`` is of the i-th row. All
+            columns of a list travel as one value, since each value costs the server as much as five
+            packed ones. Columns of kind ``bytes`` are sent as they are. Numbers and flags in rows
+            keep their types, so they need no kind.
+        answer: the names of the values in its answer; empty if it answers one value, which is
             returned as it is.
     """
 
@@ -67,11 +69,11 @@ class Script:
 
     @property
     def names(self) -> set[str]:
-        """The names of all arguments."""
+        """Returns the names of all arguments."""
         return {name for name, _ in _fields(self.scalars)} | set(self.rows or ())
 
     def values(self, arguments: Mapping[str, Any]) -> list[Any]:
-        """The arguments in the order in which they are sent; raises TypeError for others."""
+        """Returns the arguments in the order of sending; raises TypeError if any differ."""
         if arguments.keys() != self.names:
             raise TypeError(f"expected {sorted(self.names)}, got {sorted(arguments)}")
         sent = [_sent(arguments[name], kind) for name, kind in _fields(self.scalars)]
@@ -83,7 +85,7 @@ class Script:
         return sent
 
     def declarations(self) -> str:
-        """The lines of Lua that name the arguments, and the function that makes the answer."""
+        """Returns the lines of Lua that declare the arguments and the function ``answer``."""
         names = [name for name, _ in _fields(self.scalars)]
         lines = [f"local {', '.join(('tag', *names, *(self.rows or ())))}"]
         if self.answer:
@@ -92,7 +94,7 @@ class Script:
         return "\n".join(lines)
 
     def prologue(self) -> str:
-        """The lines of Lua that bind the arguments of one call."""
+        """Returns the lines of Lua that bind the arguments of one call."""
         lines = ["tag = KEYS[1]"]
         scalars = _fields(self.scalars)
         if scalars:
@@ -105,7 +107,7 @@ class Script:
         return "\n".join(lines)
 
     def named(self, answer: Any) -> Any:
-        """Returns what the script answered, by name where it has names and its answer is a list."""
+        """Returns the answer by name if it has names and is a list, or else as it is."""
         if not self.answer or not isinstance(answer, list):
             return answer
         return dict(zip(self.answer.split(), answer, strict=True))
@@ -224,13 +226,16 @@ SCRIPTS: Mapping[str, Script] = {
     "replay_publish": Script("name expected value"),
     "replay_sample": Script("name count:int max_bytes:int by_weight:flag randoms"),
 }
-"""The scripts by name; their first lines in ``lua/`` say what each does."""
+"""The scripts by name; the first lines of each file in ``lua/`` say what it does."""
 
 
 @cache
 def script_text(name: str) -> str:
-    """The script as EVAL takes it: its flags, the names of its arguments, the parts that it needs,
-    and the function that one call runs."""
+    """Returns the script as EVAL takes it.
+
+    It has the script's flags, the names of its arguments, the parts that it needs, and the function
+    that one call runs.
+    """
     text = _read_file(f"{name}.lua")
     flags, _, body = text.partition("\n")
     parts: dict[str, str] = {}
@@ -249,7 +254,7 @@ def script_text(name: str) -> str:
 
 @dataclass(frozen=True)
 class Library:
-    """A script as a library of the server's; ``function`` is its name, and that of its function."""
+    """A script as a server's library; ``function`` names the library and its function."""
 
     function: str
     text: str
@@ -257,9 +262,9 @@ class Library:
 
 @cache
 def library_of(script: str) -> Library:
-    """The library that does what the script does.
+    """Returns the library that does what the script does.
 
-    It is named by the script's digest, so that those of several releases stand side by side.
+    The script's digest names it, so that libraries of several releases stand side by side.
     """
     flags, _, rest = script.partition("\n")
     definitions, _, end = rest.rpartition(_RETURN)
@@ -272,7 +277,7 @@ def library_of(script: str) -> Library:
 
 @cache
 def digest_of(text: str) -> str:
-    """The name that a server knows a script by, once it has seen it."""
+    """Returns the name by which a server knows a script once it has seen it."""
     return sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -281,14 +286,13 @@ def _read_file(name: str) -> str:
 
 
 def needed(text: str, what: str = "parts") -> list[str]:
-    """The parts, or the arguments, that a text says it needs, in its first lines; or the words with
-    which ``each call`` begins."""
+    """Returns the parts or arguments in a text's first lines, or the words of ``each call``."""
     head = (_HEADER.fullmatch(line) for line in text.splitlines()[:_HEADER_LINES])
     return [word for found in head if found and found[1] == what for word in found[2].split()]
 
 
 def _add_part(name: str, parts: dict[str, str], names: set[str], above: tuple[str, ...]) -> None:
-    """Adds a part behind those that it needs itself."""
+    """Adds a part behind the parts that it needs."""
     if name in above:
         raise ValueError(f"parts need each other: {' → '.join((*above, name))}")
     if name in parts:

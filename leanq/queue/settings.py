@@ -1,8 +1,8 @@
-"""Settings, each declared once: its variable, default, bounds and meaning.
+"""Declares each setting once: its variable, default, bounds and meaning.
 
 A URL may name several hosts, ``redis://HOST:PORT,HOST:PORT``: nodes of one cluster, or a master and
-the replicas that may follow it. A client may be given several clusters, with blanks between their
-URLs, and with weights if they are not to be equal: ``redis://A*3 redis://B*1``.
+the replicas that may follow it. A client's URL may name several clusters, separated by blanks, with
+weights unless these are equal: ``redis://A*3 redis://B*1``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_REQUEST_BYTES = 16 << 20
 
 _MOST = 1_000_000_000
 _LIKE = 0.8
-# What one process of leanq's tells another.
+# Variables by which one process of leanq informs another.
 _INTERNAL = ("LEANQ_CAMPAIGN_WORKER",)
-# What Kubernetes sets in pods beside a service whose name begins with leanq.
+# Variables that Kubernetes sets beside a service whose name begins with leanq.
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)\Z|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?\Z")
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
 _HOST = re.compile(r"[^\s*]+\Z")
@@ -35,13 +35,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
 def _setting(default: Any, meaning: str, *, least: float = 1, most: float = _MOST) -> Any:
-    """A setting that ``LEANQ_`` and its name in capitals gives; its type is the default's."""
+    """Declares the setting of the variable ``LEANQ_NAME``; the default gives its type."""
     return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What clients, workers and reapers of one queue agree on.
+    """Settings on which clients, workers and reapers of one queue agree.
 
     Attributes:
         url: the Redis: ``redis://``, ``rediss://`` or ``unix://``.
@@ -74,7 +74,7 @@ class Settings:
     )
     repl_requests: int = _setting(5000, "requests after which a process of the REPL is replaced")
     repl_age_s: float = _setting(3600.0, "seconds after which a process of the REPL is replaced")
-    # Tells where the Redis is by now, if that is written down.
+    # Returns where the Redis is by now, if that is written down.
     written: Callable[[], str | None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,11 +90,10 @@ class Settings:
 
     @classmethod
     def load(cls, url: str, environ: Mapping[str, str]) -> Settings:
-        """The settings for ``url``, the rest from ``LEANQ_…`` in ``environ``.
+        """Loads the settings for ``url``, and all others from ``LEANQ_…`` in ``environ``.
 
-        A URL with a host and without a password gets that of ``LEANQ_PASSWORD``.
-
-        A variable of another name in ``LEANQ_`` is logged as a warning.
+        A URL with a host and without a password gets ``LEANQ_PASSWORD``. An unknown variable in
+        ``LEANQ_`` is logged as a warning.
 
         Raises:
             UsageError: a value of another type, out of range, or a URL of another scheme.
@@ -130,11 +129,11 @@ _OTHER_VARIABLES = {
     "LEANQ_LEAN": ("the path of the `lean` program", "a Lake project's, PATH's, or the wheel's"),
     "LEANQ_CACHE": ("the folder for snapshots and compiled files", "the user's cache folder"),
 }
-"""Variables that are read elsewhere: what they mean, and what holds without them."""
+"""Variables that are read elsewhere: their meanings, and their defaults."""
 
 
 def variables() -> list[tuple[str, str, str]]:
-    """Every variable that leanq reads: its name, its meaning and its default, as in a table."""
+    """Returns every variable that leanq reads: its name, its meaning and its default."""
     declared = (
         (_variable(item), item.metadata["meaning"], str(item.default).removesuffix(".0"))
         for item in _declared()
@@ -143,7 +142,7 @@ def variables() -> list[tuple[str, str, str]]:
 
 
 def markdown_table() -> str:
-    """:func:`variables` as a table for the documents."""
+    """Returns :func:`variables` as a table for the documents."""
     rows = "".join(
         f"| `{name}` | {meaning} | {default or 'none'} |\n"
         for name, meaning, default in variables()
@@ -183,21 +182,23 @@ def _warn_of_typo(name: str) -> None:
 
 
 def each_host(url: str) -> list[str]:
-    """A URL for each of the hosts in ``redis://HOST:PORT,HOST:PORT/DB``, which are nodes of one
-    cluster, or a master and its replicas."""
+    """Returns a URL for each of the hosts in ``redis://HOST:PORT,HOST:PORT/DB``.
+
+    They are nodes of one cluster, or a master and its replicas.
+    """
     scheme, mark, rest = url.partition("://")
-    # Not for urlsplit, which knows a single host.
+    # Do not use urlsplit, which knows a single host.
     end = next((place for place, sign in enumerate(rest) if sign in "/?#"), len(rest))
     login, at, hosts = rest[:end].rpartition("@")
     return [f"{scheme}{mark}{login}{at}{host}{rest[end:]}" for host in hosts.split(",")]
 
 
 def each_cluster(urls: str) -> list[tuple[str, float | None]]:
-    """The clusters in ``redis://A*3 redis://B*1``, each with its weight if it has one.
+    """Returns the clusters in ``redis://A*3 redis://B*1``, each with its weight if it has one.
 
-    A single URL is left as it is: what ends it like a weight would be part of its path or options.
+    A single URL stays as it is: a weight at its end would be part of its path or options.
     """
-    # Before a scheme alone, since a socket's path may have blanks.
+    # Split only before a scheme, since a socket's path may have blanks.
     each = re.split(r"\s+(?=\w+://)", urls.strip())
     if len(each) == 1:
         return [(urls, None)]
@@ -206,7 +207,7 @@ def each_cluster(urls: str) -> list[tuple[str, float | None]]:
 
 
 def check_url(url: str) -> None:
-    """Raises UsageError where ``url`` names no Redis, or several clusters."""
+    """Raises UsageError if ``url`` names no Redis, or several clusters."""
     if url.startswith(("http://", "https://")):
         raise UsageError(
             f"{without_password(url)!r} is a gateway, and this needs the queue's Redis, "
@@ -245,9 +246,9 @@ def _with_password(url: str, password: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be shown to people and written to logs."""
+    """Returns ``url`` as it may be shown to people and written to logs."""
     shown = re.sub(r"(password=)[^&]*", r"\1***", url)
-    # Up to the last @, with or without a scheme: a mistyped URL has a password, too.
+    # Replace up to the last @, even without a scheme: a mistyped URL has a password, too.
     return re.sub(r"(?s)\A((?:\w+://|(?!\w+://))[^:/@]*):.*@", r"\1:***@", shown)
 
 
@@ -257,10 +258,10 @@ def _is_name(name: str) -> bool:
 
 
 def check_name(what: str, name: str) -> str:
-    """``name`` itself if it may stand in a key: an environment, a tenant, a prefix.
+    """Returns ``name`` if it may stand in a key: an environment, a tenant, a prefix.
 
     Raises:
-        UsageError: names ``what`` and says what is allowed.
+        UsageError: it may not; the text names ``what`` and says what is allowed.
     """
     if not _is_name(name):
         raise UsageError(

@@ -1,8 +1,8 @@
-"""What the workers and clients of one queue must agree on, and how one that differs finds out.
+"""Settings that a queue's workers and clients must share, and how a process finds a difference.
 
-Each worker that joins writes the shape of its queue where every process looks, whatever number of
-shards it expects. It holds as long as a worker of that shape is alive; the first worker after that
-may bring another one.
+Each worker that joins writes the shape of its queue where every process looks, even one that
+expects another number of shards. The shape holds while a worker of that shape is alive. The first
+worker after that may bring another.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from leanq.queue.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the keys and leases of a queue depend on: ``lease_s`` in seconds."""
+    """The settings that a queue's keys and leases depend on; ``lease_s`` is in seconds."""
 
     shards: int
     lease_s: float
 
     @classmethod
     def of(cls, settings: Settings) -> Shape:
-        """Returns what a process with these settings expects."""
+        """Returns the shape that a process with these settings expects."""
         return cls(settings.shards, settings.lease_s)
 
 
 async def check_shape(shard: Shard) -> None:
-    """For processes that only look for work and replies, to which the lease does not matter.
+    """Checks the number of shards for a client, to which the lease does not matter.
 
     Raises:
         UsageError: living workers serve the queue with another number of shards.
@@ -44,10 +44,10 @@ async def check_shape(shard: Shard) -> None:
 
 
 async def announce_shape(shard: Shard) -> None:
-    """For a worker that joins: writes the shape of its queue, unless living workers have another.
+    """Writes the shape of a joining worker's queue, unless living workers have another.
 
     Raises:
-        UsageError: they have; the text names both values.
+        UsageError: living workers have another; the text names both values.
         UnavailableError: the server cannot be reached.
     """
     told, own = await _living_shape(shard), Shape.of(shard.settings)
@@ -74,7 +74,7 @@ def _compare_shards(told: Shape, own: Shape) -> None:
 
 
 async def _living_shape(shard: Shard) -> Shape | None:
-    """The shape that was written last, if it is this process's own or workers of it are alive."""
+    """Returns the last shape written if it is this process's own or workers of it are alive."""
     prefix = shard.settings.prefix
     fields: Any = await shard.call(lambda c: c.hgetall(shape_key(prefix)))
     told = _read(fields)
@@ -88,7 +88,7 @@ async def _living_shape(shard: Shard) -> Shape | None:
 
 
 def _read(fields: Mapping[bytes, bytes]) -> Shape | None:
-    # What cannot be read was not written by a worker, and says nothing.
+    # No worker has written an unreadable shape, so it says nothing.
     with contextlib.suppress(KeyError, ValueError):
         shards, lease_s = int(fields[b"shards"]), float(fields[b"lease_s"])
         if 1 <= shards <= 1000:

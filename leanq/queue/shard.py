@@ -1,7 +1,7 @@
-"""A connection to one shard of the queue, and what every role may ask it.
+"""A connection to one shard of the queue, and the questions that every role may ask.
 
-Each process holds at most two connections to a server: one for commands, on which calls take
-turns, and one on which one call at a time waits for a wake-up or an inbox.
+Each process holds at most two connections to a server. On one, commands take turns. On the other,
+one call at a time waits for a wake-up or an inbox.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CALLED_BY_CLIENTS = (
 class Shard:
     """One shard of the queue, over two connections that open at their first use.
 
-    Every method, and every method of the three roles (``ClientQueue``, ``WorkerQueue``,
-    ``OperatorQueue``), raises UnavailableError if the server cannot be reached or refuses to
-    serve, and retries nothing: after such an error the call may or may not have happened.
+    Its methods, and those of ``ClientQueue``, ``WorkerQueue`` and ``OperatorQueue``, raise
+    UnavailableError if the server cannot be reached or refuses to serve. They retry nothing: after
+    such an error the call may or may not have happened.
     """
 
     def __init__(self, settings: Settings, shard: int = 0) -> None:
@@ -61,17 +61,18 @@ class Shard:
         return [cls(settings, shard) for shard in range(settings.shards)]
 
     async def close(self) -> None:
-        """Closes both connections; a call under way fails."""
+        """Closes both connections; calls under way fail."""
         links = (self._commands, self._blocking)
         await to_its_end(asyncio.gather(*(link.close() for link in links)))
 
     async def run(
         self, name: str, uploads: Mapping[str, bytes] | None = None, /, **arguments: Any
     ) -> Any:
-        """Runs the script ``name``; returns its answer, by name where its answer has names.
+        """Runs the script ``name`` and returns its answer, by name if it has names.
 
-        ``uploads``, by their keys, are set before it, and the script moves them to their places.
-        They have the time-to-live of replies, so no eviction takes them before older replies.
+        ``uploads`` are values by key. They are set before the script runs, which moves them to
+        their places. They have the time-to-live of replies, so no eviction takes them before older
+        replies.
         """
         script = SCRIPTS[name]
         args = script.values(arguments)
@@ -81,19 +82,19 @@ class Shard:
         return script.named(await self._commands.run(script_text(name), self.keys.tag, args, first))
 
     async def ask(self, *commands: Sequence[Any]) -> list[Any]:
-        """Sends commands at once; returns their answers as they are on the wire."""
+        """Sends commands at once, and returns their answers as they are on the wire."""
         return await self._commands.ask(*commands)
 
     async def block(self, *commands: Sequence[Any], block_s: float) -> list[Any]:
-        """As :meth:`ask`, on the other connection, for commands that may block for so long."""
+        """Does the same as :meth:`ask` on the other connection, for commands that may block."""
         return await self._blocking.ask(*commands, block_s=block_s)
 
     async def at_once(self, *commands: Sequence[Any]) -> Any:
-        """Returns the answers to commands between which nothing else happens."""
+        """Returns the answers to commands that run as one transaction."""
         return (await self.ask(("MULTI",), *commands, ("EXEC",)))[-1]
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]]) -> _T:
-        """Returns what ``work`` makes of the connection for commands."""
+        """Calls ``work`` with the connection for commands, and returns its result."""
         return await self._commands.call(work)
 
     async def clock_s(self) -> float:
@@ -102,16 +103,16 @@ class Shard:
         return int(seconds) + int(microseconds) / 1_000_000
 
     async def load_for_clients(self) -> None:
-        """Loads the scripts that clients call and may not load."""
+        """Loads the scripts that clients call but may not load."""
         await self._commands.load(script_text(name) for name in _CALLED_BY_CLIENTS)
 
     async def environments(self) -> list[str]:
-        """The environments that workers have ever offered."""
+        """Returns the environments that workers have ever offered."""
         names: Any = await self.call(lambda c: c.hkeys(f"{self.keys.tag}:environments"))
         return sorted(text_of(name) for name in names)
 
     async def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each environment, as the last worker to join has it."""
+        """Returns each environment's fingerprint, as the last worker to join has it."""
         prints: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:fingerprints"))
         return {
             text_of(environment): text_of(fingerprint)
@@ -119,12 +120,12 @@ class Shard:
         }
 
     async def paused(self) -> dict[str, float]:
-        """Environments and tenants that are held back, as in :class:`Status`."""
+        """Returns environments and tenants that are held back, as in :class:`Status`."""
         found: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:paused"))
         return {text_of(name): int(since_ms) / 1000 for name, since_ms in pairs_of(found)}
 
     async def ping(self) -> Mapping[str, Any]:
-        """Returns what the server says of itself (INFO); raises UnavailableError."""
+        """Returns the server's INFO; raises UnavailableError."""
         return cast("Mapping[str, Any]", await self.call(lambda c: c.info()))
 
 
@@ -139,7 +140,7 @@ async def every_shard(settings: Settings) -> AsyncIterator[list[Shard]]:
 
 
 def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:
-    """The request ids, in batches; each ends with the one that brings it to so many bytes."""
+    """Yields the request ids in batches; each ends with the id that brings it to ``most_bytes``."""
     batch: list[str] = []
     size_bytes = 0
     for request_id, more_bytes in sized:
@@ -153,7 +154,7 @@ def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[li
 
 
 def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> Iterator[float]:
-    """Waiting times with full jitter, in seconds: uniform below a bound that doubles."""
+    """Yields waiting times with full jitter, in seconds: uniform below a bound that doubles."""
     bound = base_s
     while True:
         yield rng.uniform(0, bound)
@@ -161,12 +162,12 @@ def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> I
 
 
 def new_token() -> str:
-    """A lease token, which comes no second time: 72 random bits."""
+    """Returns a lease token that comes no second time: 72 random bits."""
     return secrets.token_urlsafe(9)
 
 
 def text_of(name: bytes) -> str:
-    # Any process may have written what stands in Redis; it must not end a client or a worker.
+    # Any process may write to Redis, and bad text must not end a client or a worker.
     return name.decode(errors="replace")
 
 

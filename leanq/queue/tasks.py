@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 async def to_its_end(work: Awaitable[_T]) -> _T:
-    """Awaits ``work``, whatever comes: a cancellation, and any further one, waits for its end."""
+    """Awaits ``work`` to its end, and only then raises a cancellation that came meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -20,5 +20,5 @@ async def to_its_end(work: Awaitable[_T]) -> _T:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # or the loop would report it as never asked for
+            task.exception()  # or the loop would report an exception that nobody retrieved
         raise

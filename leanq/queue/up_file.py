@@ -1,4 +1,4 @@
-"""Where ``leanq up`` says that it is up, and how clients and commands find their queue."""
+"""The file by which ``leanq up`` says that it is up, and clients and commands find its queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UpFile:
     """One file per user, which ``leanq up`` writes, and removes when it ends.
 
     Attributes:
-        path: where it is.
+        path: the file's path.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -25,12 +25,12 @@ class UpFile:
         self.path = Path(base or f"{home}/.cache", "leanq", "up.json")
 
     def write(self, settings: Settings) -> None:
-        """Raises UnavailableError where another ``leanq up`` runs already."""
+        """Writes the file; raises UnavailableError if another ``leanq up`` runs already."""
         if self.read() is not None:
             raise UnavailableError("leanq is up already; other commands find it by themselves")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # It holds the password, and appears whole.
+            # The file holds the password, so it is private; replacing makes it appear whole.
             handle, new = tempfile.mkstemp(prefix="up-", dir=self.path.parent)
             with os.fdopen(handle, "w") as file:
                 json.dump({"pid": os.getpid(), "url": settings.url}, file)
@@ -39,7 +39,7 @@ class UpFile:
             raise UnavailableError(f"cannot write {self.path}: {error.strerror}") from None
 
     def read(self) -> str | None:
-        """The URL of the ``leanq up`` that runs, if one does."""
+        """Returns the URL of the ``leanq up`` that runs, or None."""
         try:
             saved = json.loads(self.path.read_text())
             url, pid = str(saved["url"]), int(saved["pid"])
@@ -54,10 +54,10 @@ class UpFile:
 
 
 def find_url(environ: Mapping[str, str]) -> str:
-    """``LEANQ_URL`` in ``environ``, else the URL of the ``leanq up`` that runs.
+    """Returns ``LEANQ_URL`` from ``environ``, else the URL of the ``leanq up`` that runs.
 
     Raises:
-        UsageError: there is neither.
+        UsageError: neither exists.
     """
     url = environ.get("LEANQ_URL") or UpFile(environ).read()
     if not url:

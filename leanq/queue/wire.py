@@ -1,13 +1,14 @@
 """Requests and replies as msgpack: versioned, bounded, without extension types.
 
-A request is a map; a reply is an array ``[token, version, map]``. The lease token comes
-first so that the ``settle`` script can recognise its own reply by a prefix and answer a
-repeated settle with success. Every field is checked on the way in, on both sides: a peer
-that sends nonsense gets an error, never a crash, and unknown fields are ignored so that
-two releases can run side by side.
+A request is a map; a reply is an array ``[token, version, map]``. The lease token comes first, so
+that the settling scripts recognise their own reply by a prefix and answer a repeated settle with
+success.
 
-msgspec writes and reads these records by their declarations; what has no declaration, which is what
-workers say of themselves, msgpack does.
+Both sides check every field on the way in: a peer that sends nonsense gets an error, never a crash.
+They ignore unknown fields, so that two releases can run side by side.
+
+msgspec writes and reads these records by their declarations. Workers' descriptions of themselves
+have no declaration, so msgpack handles them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _replies = msgspec.msgpack.Decoder(tuple[str, Literal[1], Reply])
 
 
 class _RequestHead(msgspec.Struct):
-    """What tells why a request is refused."""
+    """The fields that tell why a request is refused."""
 
     v: int | float | str | None = None
     op: str = ""
@@ -46,9 +47,9 @@ class _ReplyHead(msgspec.Struct, array_like=True):
 
 
 def pack_request(request: Request) -> bytes:
-    """The request's bytes: only the fields that differ from their defaults.
+    """Returns the request's bytes: only the fields that differ from their defaults.
 
-    Equal requests have equal bytes, by which identical ones are known.
+    Equal requests have equal bytes, which identify them.
 
     Raises:
         TooLargeError: more than ``MAX_REQUEST_BYTES``.
@@ -66,7 +67,7 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: bytes) -> Request:
-    """The request in ``data``.
+    """Returns the request in ``data``.
 
     Raises:
         WireError: not a request, one of a later version, or one with impossible fields.
@@ -89,9 +90,9 @@ def unpack_request(data: bytes) -> Request:
 
 
 def pack_reply(token: str, reply: Reply) -> bytes:
-    """The reply's bytes. One that is too large keeps its verdict and loses its texts' ends."""
+    """Returns the reply's bytes; cuts texts short if it is too large, but keeps its verdict."""
     if reply.warm or reply.way:
-        # What a driver says to its own worker.
+        # A driver tells these to its own worker alone.
         reply = replace(reply, warm=False, way=None)
     data = _packed_reply(token, reply)
     if len(data) > MAX_REPLY_BYTES:
@@ -100,7 +101,7 @@ def pack_reply(token: str, reply: Reply) -> bytes:
 
 
 def unpack_reply(request_id: str, data: bytes) -> Reply:
-    """The reply to request ``request_id`` in ``data``.
+    """Returns the reply to request ``request_id`` in ``data``.
 
     Raises:
         WireError: not a reply, or one of a later version.
@@ -114,19 +115,19 @@ def unpack_reply(request_id: str, data: bytes) -> Reply:
             if head.v != VERSION:
                 raise _other_version("reply", head.v) from None
         raise _malformed("reply", error) from None
-    # It was made just now, so there is no need for a copy.
+    # The reply was made just now, so it needs no copy.
     force_setattr(reply, "request_id", request_id)
     return reply
 
 
 def pack_info(info: Mapping[str, object]) -> bytes:
-    """Returns what a worker tells of itself or of an environment, for people to read."""
+    """Returns a worker's description of itself or of an environment, for people to read."""
     data: bytes = msgpack.packb(dict(info), unicode_errors="replace")
     return data
 
 
 def unpack_info(data: bytes) -> dict[str, Any]:
-    """The inverse of :func:`pack_info`; raises WireError."""
+    """Reverses :func:`pack_info`; raises WireError."""
     _check_size(data, 1 << 16)
     try:
         value: object = msgpack.unpackb(data, ext_hook=_no_extension, timestamp=0)
@@ -141,7 +142,7 @@ def _packed_reply(token: str, reply: Reply) -> bytes:
     try:
         return _encode((token, VERSION, reply))
     except UnicodeEncodeError:
-        # A candidate can make Lean print what is no Unicode, and must not lose its reply by it.
+        # A candidate can make Lean print invalid Unicode, and must not lose its reply by that.
         plain = msgspec.to_builtins(reply, builtin_types=(bytes,))
         data: bytes = msgpack.packb([token, VERSION, plain], unicode_errors="replace")
         return data
@@ -175,7 +176,7 @@ def _other_version(what: str, version: object) -> WireError:
 
 
 def _malformed(what: str, error: Exception) -> WireError:
-    # What was sent may stand in the text.
+    # The error's text may quote the message.
     said = " ".join(str(error).split())
     return WireError(f"a {what} that is malformed: {said:.200}")
 

@@ -1,4 +1,4 @@
-"""Calls of a worker to one shard: it claims, settles, renews its lease, and gives back."""
+"""Calls of a worker to one shard: it claims, settles, renews its lease, and gives work back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from leanq.queue.shard import Shard, in_batches, text_of
 
 # After an answer that may last, claims skip the script `exchange` for so long.
 _UNUSUAL_S = 0.5
-# A settlement and what it shares with others, of which the last says whether its reply is uploaded.
+# A settlement and its EndGroup's fields; the last says whether its reply is uploaded.
 _Ended = tuple[Settlement, tuple[str, str, bool, str, str, bool]]
 
 
@@ -39,12 +39,12 @@ class WorkerQueue:
     """One shard as a worker calls it.
 
     ``renew``, ``release`` and ``register`` may be repeated after an error. After ``claim`` the
-    worker asks ``reconcile`` for the requests that it was given.
+    worker calls ``reconcile`` to get the requests that it was given.
     """
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        # Until when each exchange is left to ``claim``, by the monotonic clock.
+        # The monotonic time until which each exchange is left to ``claim``.
         self._unusual_until_s = 0.0
 
     async def claim(
@@ -57,10 +57,10 @@ class WorkerQueue:
         token: str,
         settlements: Sequence[Settlement] = (),
     ) -> Claimed:
-        """Settles what is finished and claims up to ``want`` requests, in one call.
+        """Settles finished requests and claims up to ``want`` requests, in one call.
 
-        ``busy`` counts requests in flight beside those settled here. ``token`` must be new
-        for each call: it is that of every lease given out.
+        ``busy`` counts requests in flight beside those settled here. ``token`` becomes the token of
+        every lease given out, so it must be new for each call.
         """
         ends: list[_Ended] = [(item, end_of(item)) for item in settlements]
         uploads = {
@@ -69,19 +69,19 @@ class WorkerQueue:
             if end[-1]
         }
         exchanges = want == 1 and len(settlements) == 1 and len(environments) == 1
-        # What lasts, as weights and pauses do, would cost a round trip with each claim.
+        # While weights or pauses last, a try would cost each claim another round trip.
         if exchanges and time.monotonic() >= self._unusual_until_s:
             answer = await self._try_exchange(worker, environments[0], token, ends[0], uploads)
             if answer == 0:
                 self._unusual_until_s = time.monotonic() + _UNUSUAL_S
             if answer:
                 return await self._with_bodies(read_exchanged(answer, token))
-            # The server has them by now.
+            # The server has the uploads by now.
             uploads = {}
         answer = await self._run_claim(worker, environments, want, busy, token, ends, uploads)
         claimed = read_claimed(answer, token, len(settlements))
         if missing := [number - 1 for number in answer["missing"]]:
-            # A full memory refuses uploads, and takes what comes with the call.
+            # A full memory refuses uploads, but takes replies inside the call.
             whole = [(ends[n][0], (*ends[n][1][:-1], False)) for n in missing]
             answer = await self._run_claim(worker, [], 0, busy, token, whole, {})
             again = read_claimed(answer, token, len(whole))
@@ -137,8 +137,10 @@ class WorkerQueue:
         ended: _Ended,
         uploads: Mapping[str, bytes],
     ) -> Any:
-        """Returns the script's answer for one result and one request. None and 0 mean that
-        ``claim`` has to be called; after 0 that may last."""
+        """Tries ``exchange`` for one result and one request, and returns the script's answer.
+
+        None and 0 mean that ``claim`` has to be called; after 0 that may last.
+        """
         item, end = ended
         return await self.shard.run(
             "exchange",
@@ -161,7 +163,7 @@ class WorkerQueue:
         return claimed if jobs is claimed.jobs else replace(claimed, jobs=jobs)
 
     async def fetch_bodies(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-        """The jobs with the bodies that lie apart from their records."""
+        """Returns the jobs with the bodies that lie apart from their records."""
         apart = [(job.request_id, job.detached_bytes) for job in jobs if job.detached_bytes]
         if not apart:
             return jobs
@@ -177,7 +179,7 @@ class WorkerQueue:
     async def reconcile(
         self, worker: str, holds: Collection[str]
     ) -> tuple[tuple[Job, ...], list[str]]:
-        """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
+        """Returns requests leased to ``worker`` beside those it ``holds``, and those it lost."""
         answer = await self.shard.run(
             "reconcile",
             worker=worker,
@@ -196,13 +198,13 @@ class WorkerQueue:
         idle_factor: float = 1.0,
         times: Mapping[tuple[str, Times], int] | None = None,
     ) -> Renewed:
-        """A heartbeat: extends the lease over all that the worker holds.
+        """Sends a heartbeat, which extends the lease over all that the worker holds.
 
         Args:
             worker: its id.
-            environments: whose waiting requests are counted in the answer.
+            environments: the environments whose waiting requests the answer counts.
             idle_factor: how many times longer the lease is if the worker holds nothing.
-            times: how often results of an environment took such times since the last heartbeat.
+            times: how many results of an environment took such times since the last heartbeat.
         """
         answer = await self.shard.run(
             "renew",
@@ -231,9 +233,9 @@ class WorkerQueue:
         how: Returning = "requeue",
         leave: bool = False,
     ) -> int:
-        """Gives back (request id, token) pairs unfinished; how many of the leases were current.
+        """Gives back requests unfinished, as (request id, token) pairs.
 
-        ``leave``: the worker leaves the fleet.
+        Returns how many of the leases were current. ``leave``: the worker leaves the fleet.
         """
         given = await self.shard.run(
             "release",
@@ -268,10 +270,9 @@ class WorkerQueue:
         environments: Mapping[str, bytes],
         fingerprints: Mapping[str, str] | None = None,
     ) -> None:
-        """Enters the fleet; ``info`` and the environments' values are for people to read.
+        """Enters the fleet. ``info`` and the environments' values are for people to read.
 
-        ``fingerprints`` say which verdicts may be remembered for an environment's requests from now
-        on.
+        ``fingerprints`` say which verdicts may be remembered for each environment from now on.
         """
         rows = [
             (environment, (fingerprints or {}).get(environment, ""), about)
@@ -285,8 +286,10 @@ class WorkerQueue:
     async def wait_wakeup(
         self, worker: str, environments: Sequence[str], block_s: float
     ) -> Wakeup | Stop | None:
-        """Waits for an environment's wake-up, or for something for ``worker`` alone; ``None`` after
-        ``block_s`` seconds or a :meth:`notify_worker`."""
+        """Waits for an environment's wake-up, or for something for ``worker`` alone.
+
+        Returns None after ``block_s`` seconds or a :meth:`notify_worker`.
+        """
         stop = self.shard.keys.stop(worker)
         names = [stop, *(self.shard.keys.wakeup(environment) for environment in environments)]
         (found,) = await self.shard.block(("BLPOP", *names, block_s), block_s=block_s)
