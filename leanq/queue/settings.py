@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
 def _setting(default: Any, meaning: str, *, least: float = 1, most: float = _MOST) -> Any:
-    """Declares the setting of the variable ``LEANQ_NAME``; the default gives its type."""
+    """Declares the setting of a variable, ``LEANQ_`` and a name; the default gives its type."""
     return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
 
 
