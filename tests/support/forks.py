@@ -74,7 +74,8 @@ async def compared(environment: Environment, texts: Sequence[str]) -> int:
                     expected = await everything(plain, other, whole)
                     if forked.stopped or expected.stopped:
                         continue
-                    assert was_forked(slot), whole
+                    # A text that kills Lean kills its fork, and runs again in a new Lean.
+                    assert was_forked(slot) or expected.signal, whole
                     assert forked.difference(expected) == "", whole
                     count += 1
     return count
