@@ -231,7 +231,7 @@ async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: 
 async def test_cancelling_a_check_ends_lean(either: Site) -> None:
     driver = await either.one()
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
-    await eventually(lambda: busy(either.marker) != [])
+    await eventually(lambda: busy(either.marker) != [], deadline_s=200.0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -255,7 +255,7 @@ async def test_a_dead_supervisor_costs_one_request(site: Site, tmp_path: Path) -
     driver = await site.driver()
     (sandbox,) = driver.opened.lean.idle
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
-    await eventually(lambda: busy(site.marker) != [])
+    await eventually(lambda: busy(site.marker) != [], deadline_s=200.0)
     of_the_request = busy(site.marker)
     sandbox.supervisor.kill()
     with pytest.raises(SandboxError):
