@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
-from queues import Queue, every_shard
+from queues import Queue
 from runner import leave_on_sigterm
 from servers import server
 
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 async def cost(load: Load) -> Cost:
     """Returns medians over rounds of calls by a fleet under ``load``."""
     with server() as url:
-        async with every_shard(Settings(url)) as (queue,):
+        async with Queue.every(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
             rounds = []

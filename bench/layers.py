@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from processes import cpu_s, descendants
-from queues import every_shard
+from queues import Queue
 
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import ForkRules
@@ -276,7 +276,7 @@ async def measure(options: argparse.Namespace, figures: Figures) -> None:
     environment = open_environment("default", None, lean=options.lean)
     print(f"{os.cpu_count()} CPUs, {environment.toolchain}, {options.rounds} rounds")
     with EmbeddedServer() as server:
-        async with every_shard(embedded_settings(server, os.environ)) as queues:
+        async with Queue.every(embedded_settings(server, os.environ)) as queues:
             states = RedisStates(queues)
             for number in range(options.rounds):
                 for header in options.headers:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
-from queues import every_shard
+from queues import Queue
 from servers import cluster, cpu_s
 
 from leanq.queue.settings import Settings
@@ -80,7 +80,7 @@ async def costs(nodes: int) -> Costs:
 
 async def _request_us(nodes: int, load: Load) -> float:
     with cluster(nodes) as (url, *_):
-        async with every_shard(Settings(url)) as (queue,):
+        async with Queue.every(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
             costs_us = []
@@ -96,7 +96,7 @@ async def _request_us(nodes: int, load: Load) -> float:
 async def _renewal_us(nodes: int, load: Load) -> float:
     """Renews each lease in time, since rare calls cost a server more each."""
     with cluster(nodes) as (url, *_):
-        async with every_shard(Settings(url)) as (queue,):
+        async with Queue.every(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
             before, done, until_s = await look(queue), fleet.renewals, time.monotonic() + _RENEW_S
@@ -160,13 +160,13 @@ async def simulate(
             if shards == 1:
                 settings, part = Settings(urls[0]), replace(load, workers=workers // _PARTS)
                 each = [
-                    await stack.enter_async_context(every_shard(settings)) for _ in range(_PARTS)
+                    await stack.enter_async_context(Queue.every(settings)) for _ in range(_PARTS)
                 ]
                 queues = [queue for (queue,) in each]
             else:
                 settings = Settings(urls[0], shards=shards, lease_s=_LONG_LEASE_S)
                 part = replace(load, workers=workers, held=SLOTS // shards)
-                queues = await stack.enter_async_context(every_shard(settings))
+                queues = await stack.enter_async_context(Queue.every(settings))
             fleets = [Fleet(queue, part, f"part-{n}") for n, queue in enumerate(queues)]
             await asyncio.gather(*(fleet.open() for fleet in fleets))
             before_s, started_s = cpu_s(urls), time.monotonic()

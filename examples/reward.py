@@ -8,8 +8,8 @@ finds its queue by ``LEANQ_URL``, or that of `leanq up`:
   which TRL leaves out.
 - verl, batch reward manager: ``compute_score`` below, with the statements as ground truths.
 
-What is to be proved is the data set's word, not the model's. Where the queue is gone or the fleet
-does not answer, that is raised, and is never a reward of 0.
+The data set states the theorem, not the model. If the queue is gone or the fleet does not answer,
+the reward raises an error; it never gives 0 for that.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.queues import every_shard
+from support.queues import Queue
 from support.shards import with_test_clock
 from support.stores import (
     HOUR_MS,
@@ -300,7 +300,7 @@ async def test_too_large_a_snapshot_is_refused(store: Store) -> None:
 async def test_many_workers_bring_the_same_snapshot(store: Store, small: Settings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         workers = [
-            RedisStates(await stack.enter_async_context(every_shard(small))) for _ in range(4)
+            RedisStates(await stack.enter_async_context(Queue.every(small))) for _ in range(4)
         ]
         sent = [packed(b"%d" % n * 1000, b"%d" % n * 2000) for n in range(4)]
         pairs = zip(workers, sent, strict=True)
@@ -312,7 +312,7 @@ async def test_many_workers_bring_the_same_snapshot(store: Store, small: Setting
 
 
 async def test_snapshot_whose_worker_died_on_the_way_makes_room(store: Store) -> None:
-    async with every_shard(store.settings) as queues:
+    async with Queue.every(store.settings) as queues:
         dying = RedisStates(queues)
         bringing = asyncio.create_task(dying.keep_snapshot("k", packed(b"a", b"b" * 200_000)))
         await eventually(lambda: bool(store.accounts()))
@@ -387,7 +387,7 @@ async def test_eviction_takes_snapshots_and_no_state(own: Store) -> None:
 
 async def test_server_out_of_reach_is_named(small: Settings) -> None:
     with EmbeddedServer() as server:
-        async with every_shard(replace(small, url=server.url)) as queues:
+        async with Queue.every(replace(small, url=server.url)) as queues:
             states = RedisStates(queues)
             await queues[0].ping()
             server.close()

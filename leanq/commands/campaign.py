@@ -129,9 +129,9 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
     command resumes the campaign. If nothing names a queue, a server and a worker run for the length
     of the call.
 
-    Exit code: 0 if all are accepted (with --first-success: if every problem is solved), 1 for
-    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's. Of several codes, the
-    highest counts.
+    Exit code: 0 if all are accepted (with --first-success: if every problem is solved). Otherwise 1
+    for another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's. Of several codes,
+    the highest counts.
     """
     made = _campaign(**how)
     try:

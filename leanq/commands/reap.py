@@ -11,7 +11,7 @@ from leanq.commands import options
 from leanq.commands.common import queue_settings
 from leanq.queue.reaper import reap_all
 from leanq.queue.settings import Settings
-from leanq.queue.shard import every_shard
+from leanq.queue.shard import Shard
 from leanq.queue.worker_queue import WorkerQueue
 
 
@@ -27,7 +27,7 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
 
 
 async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
-    async with every_shard(settings) as shards:
+    async with Shard.every(settings) as shards:
         queues = [WorkerQueue(shard) for shard in shards]
         while True:
             done = await reap_all(queues, through_expiry_grace=not watch)

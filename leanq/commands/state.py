@@ -20,7 +20,7 @@ from leanq.commands.tables import printable
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import InEnvironment
-from leanq.queue.shard import every_shard
+from leanq.queue.shard import Shard
 from leanq.states import RedisStates
 
 _UNAVAILABLE_TIMEOUT_S = 30.0
@@ -141,7 +141,7 @@ async def _whole_id(client: AsyncLeanQClient, text: str) -> str:
         return text
     found: set[str] = set()
     for settings in client.clusters:
-        async with every_shard(settings) as shards:
+        async with Shard.every(settings) as shards:
             found.update(await RedisStates(shards).beginning_with(text))
     if len(found) == 1:
         return found.pop()

@@ -38,7 +38,7 @@ from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply
 from leanq.queue.scripts import script_text
 from leanq.queue.settings import Settings, each_cluster, without_password
-from leanq.queue.shard import backoff_s, every_shard
+from leanq.queue.shard import Shard, backoff_s
 
 _MAX_WEIGHT = 1e9
 
@@ -158,7 +158,7 @@ class Cluster:
         # Probe with a write that changes nothing: a replica would answer a read.
         name = f"probe-{secrets.token_urlsafe(12)}"
         try:
-            async with asyncio.timeout(self._probe_s), every_shard(self.settings) as shards:
+            async with asyncio.timeout(self._probe_s), Shard.every(self.settings) as shards:
                 await asyncio.gather(*(ClientQueue(shard).drop_inbox(name) for shard in shards))
         except UnavailableError as error:
             return error

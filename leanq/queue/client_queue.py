@@ -164,8 +164,7 @@ class ClientQueue:
         (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
-            names = [name.decode(errors="replace") for name in fields[::2]]
-            pairs += zip(names, fields[1::2], strict=True)
+            pairs += zip(map(text_of, fields[::2]), fields[1::2], strict=True)
         return text_of(entries[-1][0]), pairs
 
     async def drop_inbox(self, client: str) -> None:

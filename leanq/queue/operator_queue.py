@@ -23,7 +23,7 @@ from leanq.queue.results import (
     read_stats,
 )
 from leanq.queue.settings import Settings
-from leanq.queue.shard import Shard, every_shard, pairs_of, text_of
+from leanq.queue.shard import Shard, pairs_of, text_of
 
 _DECISIONS_MS = 600_000
 # The most bytes of a record's head, without the body.
@@ -184,7 +184,7 @@ class OperatorQueue:
 @contextlib.asynccontextmanager
 async def every_queue(settings: Settings) -> AsyncIterator[list[OperatorQueue]]:
     """Yields all shards of the queue as operators call them, and closes them in the end."""
-    async with every_shard(settings) as shards:
+    async with Shard.every(settings) as shards:
         yield [OperatorQueue(shard) for shard in shards]
 
 

@@ -60,6 +60,16 @@ class Shard:
         """Returns all shards of the queue."""
         return [cls(settings, shard) for shard in range(settings.shards)]
 
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def every(cls, settings: Settings) -> AsyncIterator[list[Self]]:
+        """Yields all shards of the queue, and closes them in the end."""
+        shards = cls.each(settings)
+        try:
+            yield shards
+        finally:
+            await to_its_end(asyncio.gather(*(shard.close() for shard in shards)))
+
     async def close(self) -> None:
         """Closes both connections; calls under way fail."""
         links = (self._commands, self._blocking)
@@ -127,16 +137,6 @@ class Shard:
     async def ping(self) -> Mapping[str, Any]:
         """Returns the server's INFO; raises UnavailableError."""
         return cast("Mapping[str, Any]", await self.call(lambda c: c.info()))
-
-
-@contextlib.asynccontextmanager
-async def every_shard(settings: Settings) -> AsyncIterator[list[Shard]]:
-    """Yields all shards of the queue, and closes them in the end."""
-    shards = Shard.each(settings)
-    try:
-        yield shards
-    finally:
-        await to_its_end(asyncio.gather(*(shard.close() for shard in shards)))
 
 
 def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ import sys
 import pytest
 from support.fleets import look, until
 from support.paths import ROOT
-from support.queues import every_shard
+from support.queues import Queue
 from support.terminals import Done, Terminal, ended, samples
 
 from leanq.client import LeanQClient
@@ -114,7 +114,7 @@ def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
 
 async def test_a_prefix_of_several_states_is_refused(client: Terminal, fleet: Settings) -> None:
     ids = [f"0123456789{digit}" + 53 * "0" for digit in "ab"]
-    async with every_shard(fleet) as queues:
+    async with Queue.every(fleet) as queues:
         states = RedisStates(queues)
         await states.keep(dict.fromkeys(ids, b"Rsomething"))
         assert await states.beginning_with("01234567") == ids

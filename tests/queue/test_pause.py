@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 import pytest
-from support.queues import Queue, every_shard
+from support.queues import Queue
 from support.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
@@ -94,7 +94,7 @@ def offer(settings: Settings, *environments: str) -> None:
     """A worker that offered these environments and left."""
 
     async def come_and_go() -> None:
-        async with every_shard(settings) as queues:
+        async with Queue.every(settings) as queues:
             for queue in queues:
                 await queue.register("w", b"", dict.fromkeys(environments, b""))
                 await queue.release("w", [], leave=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 from support.fleets import Gated, Recorder, echo_body, submission, working
-from support.queues import every_shard
+from support.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
@@ -40,7 +40,7 @@ async def test_requests_spread_and_replies_come_from_everywhere(three: Settings)
     async with working(three, slots=4), AsyncLeanQClient(three) as lean:
         payloads = [str(number).encode() for number in range(300)]
         assert await asyncio.gather(*map(lean.echo, payloads)) == payloads
-    async with every_shard(three) as queues:
+    async with Queue.every(three) as queues:
         settled = [(await queue.status()).counters["settled"] for queue in queues]
     assert sum(settled) == 300
     assert min(settled) > 50
@@ -49,7 +49,7 @@ async def test_requests_spread_and_replies_come_from_everywhere(three: Settings)
 @pytest.mark.slow
 async def test_one_slot_serves_all_shards_in_turn(three: Settings) -> None:
     driver = Recorder()
-    async with every_shard(three) as queues:
+    async with Queue.every(three) as queues:
         for shard, queue in enumerate(queues):
             # Too long to be claimed ahead.
             batch = [submission(f"{shard}-{n}", echo_body(b"%d" % shard, 0.06)) for n in range(8)]
@@ -63,7 +63,7 @@ async def test_one_slot_serves_all_shards_in_turn(three: Settings) -> None:
 
 async def test_a_quarantined_of_one_shard_runs_alone_in_all(three: Settings) -> None:
     driver = Gated(b"quarantined", b"other")
-    async with every_shard(replace(three, max_attempts=2)) as queues:
+    async with Queue.every(replace(three, max_attempts=2)) as queues:
         await queues[0].submit("c", [submission("0-quarantined", echo_body(b"quarantined"))])
         (job,) = (await queues[0].claim("dead", ["echo"], 1, busy=0, token="n:")).jobs
         await queues[0].release("dead", [(job.request_id, job.token)], how="retry", leave=True)
@@ -79,7 +79,7 @@ async def test_a_quarantined_of_one_shard_runs_alone_in_all(three: Settings) -> 
 
 
 async def test_what_is_shown_is_the_whole_queue(three: Settings) -> None:
-    async with every_shard(three) as queues:
+    async with Queue.every(three) as queues:
         for shard, queue in enumerate(queues):
             await queue.submit("c", [submission(f"{shard}-{n}", b"?") for n in range(shard + 1)])
         found = await look(three)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.settings import Settings
@@ -20,13 +16,3 @@ class Queue(Shard, ClientQueue, WorkerQueue, OperatorQueue):
         Shard.__init__(self, settings, shard)
         for role in (ClientQueue, WorkerQueue, OperatorQueue):
             role.__init__(self, self)
-
-
-@contextlib.asynccontextmanager
-async def every_shard(settings: Settings) -> AsyncIterator[list[Queue]]:
-    """All shards of the queue, closed in the end."""
-    queues = Queue.each(settings)
-    try:
-        yield queues
-    finally:
-        await asyncio.gather(*(queue.close() for queue in queues))

@@ -11,7 +11,7 @@ import redis
 import leanq.states
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates, States
-from support.queues import Queue, every_shard
+from support.queues import Queue
 
 HOUR_MS = 3_600_000
 HOURS = 48
@@ -71,7 +71,7 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    async with every_shard(settings) as queues:
+    async with Queue.every(settings) as queues:
         with redis.Redis.from_url(settings.url) as server:
             made = Store(settings, queues, server)
             try:

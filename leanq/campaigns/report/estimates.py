@@ -20,9 +20,11 @@ class Interval:
 
 
 def pass_at_k(samples: int, accepted: int, k: int) -> float:
-    """Returns the chance that ``k`` samples, drawn without replacement, include an accepted one: 1
-    - C(n-c, k) / C(n, k) with n ``samples`` and c ``accepted``, unbiased for k fresh samples (Chen
-    et al., 2021). Needs 1 ≤ k ≤ samples and 0 ≤ accepted ≤ samples."""
+    """Returns the chance that ``k`` samples, drawn without replacement, include an accepted one.
+
+    This is 1 - C(n-c, k) / C(n, k), with n ``samples`` and c ``accepted``. It is unbiased for k
+    fresh samples (Chen et al., 2021). Needs 1 ≤ k ≤ samples and 0 ≤ accepted ≤ samples.
+    """
     if samples - accepted < k:
         return 1.0
     # C(n-c, k) / C(n, k) = C(n-k, c) / C(n, c): the shorter product serves. Logarithms keep the

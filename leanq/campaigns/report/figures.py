@@ -3,9 +3,9 @@
 In pass@k, a record is a sample and ``accepted`` is success. All else is failure, leanq's own
 outcomes and bad rows included: to leave them out would reward a model for texts without a verdict.
 The report shows their number beside the figure. ``cancelled`` records are no samples: a sibling was
-accepted first. With them, the samples depend on what was accepted, so pass@1 is too high. pass@k
-for k > 1 would leave out the easy problems, and is not given. The count of solved problems stays
-exact.
+accepted first. With them, the samples depend on the accepted ones, so pass@1 is too high. The
+report omits pass@k for k > 1, which would leave out the easy problems. The count of solved problems
+stays exact.
 
 Memory: about 300 MB for a million records: three floats each, a number for each different text, two
 for each problem of several samples. Messages are not kept.
