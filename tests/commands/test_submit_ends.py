@@ -54,9 +54,11 @@ def test_a_reader_that_leaves(client: Terminal, reader: str) -> None:
 def test_an_output_that_takes_nothing(client: Terminal) -> None:
     with open("/dev/full", "wb") as full:
         done = ended(client.start("submit", *samples("and_swap"), stdout=full))
-    assert done.code == 3
-    assert done.err.startswith("leanq: No space left on device; free some room")
-    assert done.err.count("\n") == 1
+    assert (done.code, done.err) == (
+        3,
+        "leanq: No space left on device; free some room, or name folders on another disk: TMPDIR "
+        "for what passes, LEANQ_CACHE for what is kept\n",
+    )
     closed = ("/bin/sh", "-c", 'exec "$@" >&-', "sh", *LEANQ)
     done = ended(client.start("submit", *samples("and_swap", "wrong"), program=closed))
     assert done.code == 1

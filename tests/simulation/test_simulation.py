@@ -120,13 +120,12 @@ def test_each_defect_is_found(defect: Defect) -> None:
 def test_a_history_that_fails_is_made_smaller(real: RealServer) -> None:
     defect = next(each for each in DEFECTS if "reaper" in each.name)
     with defect.made():
-        plan = drawn(1)
+        plan = drawn(2)
         assert play(plan, real).faults
         small = shrunk(plan, lambda part: bool(play(part, real).faults), within_s=150.0)
         assert play(small, real).faults
     assert len(small.failures) < len(plan.failures)
-    # A busy machine gets less far within the time.
-    assert len(small.asks) < len(plan.asks)
+    assert len(small.asks) < len(plan.asks) / 2
     assert not play(small, real).faults
     assert "--requests" in small.command()
     assert "--failures" in small.command()
