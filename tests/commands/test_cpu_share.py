@@ -63,6 +63,7 @@ def test_lean_processes_keep_to_the_share(settings: Settings, terminal: Terminal
     for pid in (worker.pid, *leans()):
         assert os.sched_getaffinity(pid) == half
     running.terminate()
+    running.wait(60)  # it withdraws its request while there is a worker that can be told
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from leanq.queue.settings import Settings
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0 if SOAK else 900)
+@pytest.mark.timeout(0 if SOAK else 240)
 def test_scripts_do_what_the_model_says(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

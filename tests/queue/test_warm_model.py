@@ -69,7 +69,7 @@ class WarmMachine(QueueMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0 if SOAK else 900)
+@pytest.mark.timeout(0 if SOAK else 240)
 def test_scripts_do_what_the_model_says_of_warm_workers(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

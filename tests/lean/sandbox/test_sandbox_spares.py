@@ -136,6 +136,7 @@ async def test_limits_begin_with_its_input(sandbox: Sandbox) -> None:
         spend(0.4)
         open("ready", "w").close()
         spend(float(sys.stdin.read()))
+        time.sleep(0.5)  # as NAMED
     """
     spares = Spares(sandbox, code)
     for seconds, stopped in (("0", None), ("60", "cpu")):
