@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import random
 import secrets
@@ -27,6 +28,9 @@ from leanq.queue.shard import Shard
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
+
+JOB_VARIABLE = "SLURM_JOB_ID"
+"""The variable that names the batch job of this process, if it is one."""
 
 # The part of the grace that is kept for giving work back.
 _RELEASE_S = 1.5
@@ -60,6 +64,7 @@ class Worker:
         WorkerError: a driver cannot serve here, at the start or several times in a row. If Lean
             ceases to work, the worker claims nothing and tries Lean after growing pauses. It ends
             after some thirty seconds.
+        UnavailableError: no shard has answered for as long as ``timings`` allow.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Worker:
         shards: Sequence[Shard] | None = None,
         timings: WorkerTimings | None = None,
     ) -> None:
-        timings = timings or WorkerTimings()
+        self._timings = timings = timings or WorkerTimings()
         # Never reuse an id: the work of a dead worker must not pass for a living one's.
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.joined = asyncio.Event()
@@ -88,6 +93,8 @@ class Worker:
             "slots": slots,
             "started": time.time(),
             "environments": list(self.drivers),
+            # By which a scaler that starts workers as jobs knows this one.
+            **({"job": job} if (job := os.environ.get(JOB_VARIABLE)) else {}),
         }
         shards = shards or Shard.each(settings)
         self._shard = shards[0]
@@ -100,7 +107,7 @@ class Worker:
         # When to give up the requests that still run, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
-        self._pause_s = timings.pause_after_failure_s
+        self._unavailable: UnavailableError | None = None
         self._quarantined = asyncio.Event()
         self._stopped = asyncio.Event()
 
@@ -143,15 +150,16 @@ class Worker:
                 async with asyncio.timeout_at(self._stop_at_s) as self._limit:
                     await self._consume()
             self._limit = None
-        if self.slot_pool.breaker.fault:
-            raise self.slot_pool.breaker.fault
+        if fault := self.slot_pool.breaker.fault or self._unavailable:
+            raise fault
 
     async def _join(self) -> bool:
         """Enters the fleet once its server can be reached; returns False if it was stopped first.
 
-        Raises LoginError if the server refuses the password.
+        Raises LoginError if the server refuses the password, and UnavailableError if it stays away.
         """
         pause_s = _REJOIN_LEAST_S
+        give_up_at_s = time.monotonic() + self._timings.exit_when_away_s
         while True:
             try:
                 await announce_shape(self._shard)
@@ -160,6 +168,8 @@ class Worker:
                 # Waiting does not mend it; a supervisor restarts the worker with its own backoff.
                 raise
             except UnavailableError as error:
+                if time.monotonic() >= give_up_at_s:
+                    raise
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(2 * pause_s, _REJOIN_MOST_S)
                 log.warning("not ready: %s; trying again in %.1f s", error, wait_s)
@@ -196,6 +206,7 @@ class Worker:
     async def _consume(self) -> None:
         collector = asyncio.create_task(self._collect())
         recovery = asyncio.create_task(self._recover())
+        ending = asyncio.create_task(self._end_by_itself())
         try:
             async with asyncio.TaskGroup() as group:
                 for consumer in self.consumers:
@@ -203,9 +214,10 @@ class Worker:
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
         finally:
-            collector.cancel()
-            recovery.cancel()
-            await asyncio.gather(collector, recovery, return_exceptions=True)
+            beside = (collector, recovery, ending)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _collect(self) -> None:
         """Does its share of removing unused states."""
@@ -213,6 +225,25 @@ class Worker:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
             await asyncio.sleep(self._collect_every_s * self.consumers[0].idle_factor)
+
+    async def _end_by_itself(self) -> None:
+        """Drains after too long without a request, or without a server."""
+        idle_s, away_s = self._timings.exit_when_idle_s, self._timings.exit_when_away_s
+        while min(idle_s, away_s) < math.inf:
+            now, slots = time.monotonic(), self.slot_pool.slots
+            idle_since_s = now if slots.taken or slots.waiting else slots.idle_since_s
+            away_since_s = max(consumer.away_since_s for consumer in self.consumers)
+            if now >= away_since_s + away_s:
+                text = f"the Redis has not answered for {away_s:g} s, so the worker ends"
+                self._unavailable = UnavailableError(text)
+                self.stop(grace_s=0.0)
+                return
+            if now >= idle_since_s + idle_s and away_since_s == math.inf:
+                log.info("no request for %g s: the worker ends", idle_s)
+                self.stop()
+                return
+            # A request may end, or the server go away, right after this look.
+            await asyncio.sleep(max(0.05, min(idle_since_s + idle_s - now, away_s / 10, 60.0)))
 
     async def _recover(self) -> None:
         """Ends each quarantine when Lean works here again; ends the worker if it does not."""
@@ -234,7 +265,7 @@ class Worker:
         """Returns Lean's fault if it persists over several pauses; None as soon as Lean works."""
         fault = ToolchainError("Lean does not work here")
         for doubled in range(_TRIALS):
-            pause_s = self._pause_s * 2**doubled * random.uniform(0.5, 1.0)
+            pause_s = self._timings.pause_after_failure_s * 2**doubled * random.uniform(0.5, 1.0)
             log.warning("worker %s claims nothing and tries Lean in %.1f s", self.id, pause_s)
             await asyncio.sleep(pause_s)
             try:

@@ -21,8 +21,9 @@ from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.fleet.scaler.loop import Scaler
+from leanq.fleet.scaler.slurm import SlurmTarget
 from leanq.fleet.scaler.targets import LocalTarget, PrintTarget, Target
-from leanq.queue.settings import Settings, check_name
+from leanq.queue.settings import check_name
 from leanq.scale import Decision, ScaleSettings, Stats
 
 log = logging.getLogger("leanq.scaler")
@@ -31,10 +32,10 @@ log = logging.getLogger("leanq.scaler")
 _options = options.combined(
     click.option(
         "--target",
-        type=click.Choice(["k8s", "local", "print"]),
+        type=click.Choice(["k8s", "slurm", "local", "print"]),
         required=True,
-        help="The place for workers: a Kubernetes cluster, this machine, or none (decisions are "
-        "printed).",
+        help="The place for workers: a Kubernetes cluster, a Slurm cluster, this machine, or none "
+        "(decisions are printed).",
     ),
     click.option(
         "--env",
@@ -125,6 +126,20 @@ _options = options.combined(
         metavar="NAME",
         help="With --target k8s: set the minReplicas of this HorizontalPodAutoscaler instead.",
     ),
+    click.option(
+        "--script",
+        metavar="PATH",
+        help="With --target slurm: the batch script of one worker; {env} in it is the "
+        "environment's name.",
+    ),
+    click.option(
+        "--job-name",
+        default="leanq-{env}",
+        show_default=True,
+        metavar="NAME",
+        help="With --target slurm: the name of the workers' jobs; your jobs of this name are the "
+        "fleet.",
+    ),
 )
 
 
@@ -143,6 +158,8 @@ def scale(
     namespace: str,
     deployment: str,
     hpa: str | None,
+    script: str | None,
+    job_name: str,
     **how: Any,
 ) -> None:
     """Size a fleet by the backlog and the rate of requests.
@@ -150,7 +167,7 @@ def scale(
     Decides until interrupted.
     """
     settings = queue_settings(url)
-    _check_target(target, environments, hpa or deployment)
+    _check_target(target, environments, job_name if target == "slurm" else hpa or deployment)
     log_to_stderr(as_json)
     sizes = {check_name("environment", name): ScaleSettings(**how) for name in environments}
 
@@ -164,10 +181,19 @@ def scale(
 
     # A decision that orders nothing does not concern others.
     who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    kubernetes = {"namespace": namespace, "deployment": deployment, "hpa": hpa}
+    place: Target
+    if target == "local":
+        queue = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+        place = LocalTarget(worker, os.environ | queue, as_json=as_json)
+    elif target == "print":
+        place = PrintTarget()
+    elif target == "slurm":
+        place = SlurmTarget(script or "", job_name, list(sizes))
+    else:
+        place = _kubernetes(namespace, deployment, hpa=hpa, identity=who)
     made = Scaler(
         settings,
-        _target(target, settings, who, worker, as_json, kubernetes),
+        place,
         sizes,
         every_s=every_s,
         tell=tell,
@@ -181,16 +207,26 @@ def scale(
 
 
 # The target that each option belongs to.
-_OF_TARGET = {"worker": "local", "namespace": "k8s", "deployment": "k8s", "hpa": "k8s"}
+_OF_TARGET = {
+    "worker": "local",
+    "namespace": "k8s",
+    "deployment": "k8s",
+    "hpa": "k8s",
+    "script": "slurm",
+    "job_name": "slurm",
+}
 
 
-def _check_target(target: str, environments: Sequence[str], name: str) -> None:
+def _check_target(target: str, environments: Sequence[str], pattern: str) -> None:
     """Raises UsageError if options have no effect, or two environments would share one size."""
     context = click.get_current_context()
     for option, only in _OF_TARGET.items():
         given = context.get_parameter_source(option) is ParameterSource.COMMANDLINE
         if given and target != only:
-            raise UsageError(f"--{option} is for --target {only}, got --target {target}")
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} is for --target {only}, got --target {target}")
+    if target == "slurm" and not context.params["script"]:
+        raise UsageError("--target slurm needs --script, such as deploy/slurm/worker.sh")
     if (several := len(set(environments))) == 1 or target == "print":
         return
     if target == "local":
@@ -198,23 +234,16 @@ def _check_target(target: str, environments: Sequence[str], name: str) -> None:
             f"--target local starts workers of one kind, got {several} environments; "
             "run a 'leanq scale' for each"
         )
-    if "{env}" not in name:
+    if "{env}" not in pattern:
         raise UsageError(
-            f"{several} environments would size {name!r} in turns; put {{env}} into its name, "
+            f"{several} environments would size {pattern!r} in turns; put {{env}} into its name, "
             "as in leanq-worker-{env}, or run a 'leanq scale' for each"
         )
 
 
-def _target(
-    name: str, settings: Settings, who: str, worker: str, as_json: bool, kubernetes: dict[str, Any]
-) -> Target:
-    if name == "local":
-        place = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
-        return LocalTarget(worker, os.environ | place, as_json=as_json)
-    if name == "print":
-        return PrintTarget()
+def _kubernetes(namespace: str, deployment: str, *, hpa: str | None, identity: str) -> Target:
     try:
         from leanq.fleet.scaler.kubernetes import KubernetesTarget
     except ImportError as error:
         raise UsageError(f"--target k8s needs: {to_install('k8s')} ({error})") from None
-    return KubernetesTarget(identity=who, **kubernetes)
+    return KubernetesTarget(namespace, deployment, hpa=hpa, identity=identity)

@@ -19,6 +19,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
+from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page, Sample, counted_samples
@@ -102,6 +103,21 @@ worker_options = options.combined(
         help="Seconds from SIGTERM to the end; unfinished requests go back to the queue.",
     ),
     click.option(
+        "--exit-when-idle",
+        "exit_when_idle_s",
+        type=options.FiniteRange(0, 1e9, "seconds", min_open=True),
+        metavar="SECONDS",
+        help="Seconds without a request after which the worker ends [default: never].",
+    ),
+    click.option(
+        "--exit-when-away",
+        "exit_when_away_s",
+        type=options.FiniteRange(0, 1e9, "seconds", min_open=True),
+        metavar="SECONDS",
+        help="Seconds without an answer of the Redis after which the worker ends, with code 3 "
+        "[default: never].",
+    ),
+    click.option(
         "--nice",
         type=options.WholeRange(0, 19),
         default=0,
@@ -168,6 +184,8 @@ def make_worker(
     grace_s: float = 10.0,
     nice: int = 0,
     cpu_share: float = 1.0,
+    exit_when_idle_s: float | None = None,
+    exit_when_away_s: float | None = None,
 ) -> Worker:
     """Returns a worker for the environments given as ``NAME=PATH``; without any, for ``default``.
 
@@ -187,13 +205,16 @@ def make_worker(
         raise UsageError("--env and --lean are for drivers with Lean; echo offers 'echo' alone")
     if cpu_share < 1:
         keep_to(cpu_share)
-    slots = slots or cpus()
+    timings = WorkerTimings(
+        exit_when_idle_s=exit_when_idle_s or math.inf, exit_when_away_s=exit_when_away_s or math.inf
+    )
+    made = partial(Worker, settings, slots=slots or cpus(), grace_s=grace_s, timings=timings)
     if driver == "echo":
-        return Worker(settings, [EchoDriver()], slots=slots, grace_s=grace_s)
+        return made([EchoDriver()])
     if require_walls:
         demand(probe())
     made_of: Any = {
-        "slots": slots,
+        "slots": slots or cpus(),
         "cache": machine_cache(settings),
         "hidden": _server_folder(settings),
         "nice": nice,
@@ -204,11 +225,12 @@ def make_worker(
         opener = partial(open_environment, name, path, lean=lean)
         if repl:
             rules = recycling(settings)
-            made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
-            drivers.append(made)
+            drivers.append(
+                ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
+            )
         else:
             drivers.append(LeanDriver(opener, forks=forks, **made_of))
-    return Worker(settings, drivers, slots=slots, grace_s=grace_s)
+    return made(drivers)
 
 
 def recycling(settings: Settings) -> Recycling:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -48,12 +49,16 @@ class WorkerTimings:
         leave_s: giving everything back to a server that may not answer.
         pause_after_failure_s: without claims, after this machine has failed at a request.
         claimed_ahead_wait_s: a request claimed ahead of a free slot, before it is given back.
+        exit_when_idle_s: without a request, before the worker ends.
+        exit_when_away_s: for a server that does not answer, before the worker ends.
     """
 
     block_s: float = 30.0
     leave_s: float = 4.0
     pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S
     claimed_ahead_wait_s: float = CLAIMED_AHEAD_WAIT_S
+    exit_when_idle_s: float = math.inf
+    exit_when_away_s: float = math.inf
 
 
 class Consumer:
@@ -63,6 +68,7 @@ class Consumer:
         state: whether a claim is due.
         requests: the requests of this shard that the worker holds.
         idle_factor: how many times longer the worker's lease is while it holds nothing.
+        away_since_s: the monotonic time since which the server has not answered, or infinity.
 
     Args:
         worker: the worker's id.
@@ -93,6 +99,7 @@ class Consumer:
         ahead_s = timings.claimed_ahead_wait_s
         self.requests = HeldRequests(worker, drivers, slot_pool, self._request_ended, ahead_s)
         self.idle_factor = 1.0
+        self.away_since_s = math.inf
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
@@ -206,7 +213,7 @@ class Consumer:
         return backoff_s(self._rng, max_s=min(5.0, self._shard.settings.lease_s / 4))
 
     async def _consume(self, listener: asyncio.Task[None]) -> None:
-        pauses, failed = self._backoff(), False
+        pauses = self._backoff()
         while self.requests.jobs or not self._slot_pool.draining:
             await self._wait_until_due()
             if listener.done():
@@ -223,13 +230,13 @@ class Consumer:
                 if self.state.should_listen_again(self._slot_pool.available):
                     self.state.listening = True
                     await self._queue.notify_worker(self._worker)
-                if failed:
-                    # A call failed, so the worker and the server may disagree on what is held.
+                if self.away_since_s < math.inf:
                     log.info("shard %d answers again", self._shard.keys.shard)
-                pauses, failed = self._backoff(), False
+                pauses, self.away_since_s = self._backoff(), math.inf
             except UnavailableError as error:
                 log.warning("%s", error)
-                failed = True
+                self.away_since_s = min(self.away_since_s, time.monotonic())
+                # A call failed, so the worker and the server may disagree on what is held.
                 self.state.disconnected()
                 # The other shards must not wait for this one.
                 self._slot_pool.end_turn(self)

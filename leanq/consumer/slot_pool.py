@@ -39,11 +39,13 @@ class SlotCounter:
         waiting: requests that were claimed ahead and wait for a slot.
         reserved: slots that a claim under way may fill.
         isolated: requests that run and let nothing run beside them.
+        idle_since_s: the monotonic time at which the last request ended.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.taken = self.waiting = self.reserved = self.isolated = 0
+        self.idle_since_s = time.monotonic()
 
     @property
     def free(self) -> int:
@@ -59,6 +61,7 @@ class SlotCounter:
         """Counts a request that has ended."""
         self.taken -= 1
         self.isolated -= isolated
+        self.idle_since_s = time.monotonic()
 
     @contextlib.contextmanager
     def reserve(self, number: int) -> Iterator[None]:
