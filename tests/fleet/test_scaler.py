@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
-from support.fleets import until
+from support.fleets import ask, until, working
 from support.metrics import parsed, port_in, scrape
 from support.queues import Queue
 from support.sandboxes import children, running
@@ -20,7 +21,8 @@ from support.terminals import Terminal, ended, wait_for_line
 from support.waiting import eventually
 
 from leanq.cli import cli
-from leanq.client import LeanQClient
+from leanq.client import AsyncLeanQClient, LeanQClient
+from leanq.errors import UnknownEnvironmentError
 from leanq.fleet.scaler.targets import LocalTarget, Ordered
 from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats, unsized
 from leanq.queue.results import Status
@@ -36,6 +38,20 @@ NO_WORKERS = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 def lean(settings: Settings) -> Iterator[LeanQClient]:
     with LeanQClient(settings) as made:
         yield made
+
+
+async def test_what_a_scaler_sizes_is_known_before_its_first_worker(
+    settings: Settings, queue: Queue
+) -> None:
+    await queue.register("w", b"", {"other": b""})
+    async with AsyncLeanQClient(settings) as lean:
+        with pytest.raises(UnknownEnvironmentError, match="known: other"):
+            await ask(lean, b"refused")
+        await Loop(settings, slots=1, max_workers=1).tick()
+        asked = asyncio.create_task(ask(lean, b"taken"))
+        async with working(settings):
+            assert (await asked).payload == b"taken"
+    await queue.release("w", [], leave=True)
 
 
 async def test_a_backlog_is_ordered_for_and_an_empty_queue_is_not(

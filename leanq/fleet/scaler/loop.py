@@ -117,7 +117,7 @@ class Scaler:
         if told and self._who and self._leads and self._seen_at_s == now:
             try:
                 data = {name: msgspec.json.encode(what) for name, what in told.items()}
-                await queues[0].publish_decisions(data)
+                await asyncio.gather(*(queue.publish_decisions(data) for queue in queues))
             except QueueError as error:
                 log.warning("the decision is not shown to others: %s", error)
 

@@ -10,7 +10,7 @@
 -- the body's size.
 -- Returns the number of each request that is not simply queued or joined to a run, and what became of it.
 --   `2`: in flight already, and the client now hears of its end. `3`: the tenant's list is full.
---   `4`: no worker ever offered this environment. `5`: in flight with other content. Else the reply.
+--   `4`: no worker ever offered this environment, and no scaler sizes it. `5`: in flight with other content. Else the reply.
 -- Returns 0 if an upload is missing: the server had no memory for it, and nothing has changed.
 local request_ids, kind_of = requests.request_id, requests.kind
 local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
@@ -39,7 +39,9 @@ local function environment_of(name)
   local environment = environments[name]
   if not environment then
     environment = {name = name, added = 0, joined = 0, affinity = false,
+      -- A fleet that begins with nothing has no worker until a request waits.
       known = redis.call('HEXISTS', tag .. ':environments', name) == 1
+        or redis.call('HEXISTS', tag .. ':scaler', name) == 1
         or redis.call('HLEN', tag .. ':environments') == 0,
       fingerprint = remember_ms > 0 and redis.call('HGET', tag .. ':fingerprints', name),
       paused = paused and wait_list.is_paused('e', name)}
