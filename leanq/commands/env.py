@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -15,7 +16,7 @@ from leanq.commands.worker import environments, named_environments
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.programs import Evaluators
-from leanq.lean.environment import Environment, open_environment
+from leanq.lean.environment import Environment, open_environment, pack_environment
 
 
 @click.group()
@@ -48,6 +49,29 @@ def prepare(environments: Sequence[str], lean: str | None) -> None:
         faults.append(fault)
     if any(faults):
         sys.exit(1)
+
+
+@env.command()
+@click.argument("project", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The pack to write, such as mathlib.tar.zst.",
+)
+@_lean
+def pack(project: Path, output: Path, lean: str | None) -> None:
+    """Write an environment with its Lean as one file, for machines with slow disks.
+
+    PROJECT is a Lake project that is built, or a folder of .olean files. 'leanq worker --env
+    NAME=FILE' unpacks it into the node's cache, once for all workers there.
+    """
+    environment = open_environment(output.name, project, lean=lean)
+    files = pack_environment(environment, output.absolute())
+    size_mb = output.stat().st_size / 1e6
+    click.echo(printable(f"{environment}: {files} files in {output}, {size_mb:.0f} MB"))
 
 
 async def _fault_of_judge(environment: Environment) -> str:

@@ -45,8 +45,8 @@ environments = click.option(
     "environments",
     multiple=True,
     metavar="NAME=PATH",
-    help="A Lake project or a folder of .olean files, offered under this name; may be given "
-    "several times [default: 'default', the Lake project here or Lean's own library].",
+    help="A Lake project, a folder of .olean files or a pack, offered under this name; may be "
+    "given several times [default: 'default', the Lake project here or Lean's own library].",
 )
 
 worker_options = options.combined(
@@ -240,11 +240,11 @@ def recycling(settings: Settings) -> Recycling:
 
 
 def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
-    """Returns the folder of each environment given as ``NAME=PATH``; without any, that of
+    """Returns the folder or pack of each environment given as ``NAME=PATH``; without any, that of
     ``default``.
 
     Raises:
-        UsageError: one is not ``NAME=PATH``, named twice, or no folder.
+        UsageError: one is not ``NAME=PATH``, named twice, or not there.
     """
     named: dict[str, Path | None] = {}
     for text in environments:
@@ -257,10 +257,10 @@ def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
         if check_name("environment", name) in named:
             raise UsageError(f"--env names {name!r} twice")
         folder = named[name] = Path(path).expanduser()
-        if not folder.is_dir():
+        if not folder.exists():
             raise UsageError(
-                f"--env {name}: there is no folder {folder}; name that of a Lake project, or of "
-                ".olean files"
+                f"--env {name}: there is no {folder}; name the folder of a Lake project or of "
+                ".olean files, or a pack"
             )
     return named or {DEFAULT_ENVIRONMENT: project_here()}
 

@@ -11,6 +11,7 @@ In reading order::
     files.py          the files of an environment, as they are found
     hashes.py         their contents' hashes, remembered in the cache folder
     baked_hashes.py   those that an image brings
+    packs.py          an environment as one file, unpacked once a node
     process.py        one run of ``lean``
     sandbox/          the walls and limits around it
     fork_server/      a process that has imported a header, forked for each text

@@ -37,6 +37,7 @@ from leanq.lean.audit.olean import find_module
 from leanq.lean.baked_hashes import baked
 from leanq.lean.files import File, compiled_modules, files_below
 from leanq.lean.hashes import content_hashes, hash_bytes
+from leanq.lean.packs import Manifest, toolchain_files, unpacked, write_pack
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
@@ -190,20 +191,30 @@ def open_environment(
 ) -> Environment:
     """Finds the Lean of an environment and takes its fingerprint.
 
-    ``path`` is a Lake project, a folder of compiled modules, or None for the toolchain's own
-    library (with the wheel: Core). ``lean`` is the value of ``--lean``. ``cache`` is the folder for
-    files to keep between starts, by default LEANQ_CACHE or the user's cache folder. Raises
-    ToolchainError.
+    ``path`` is a Lake project, a folder of compiled modules, a pack (:mod:`leanq.lean.packs`), or
+    None for the toolchain's own library (with the wheel: Core). ``lean`` is the value of
+    ``--lean``. ``cache`` is the folder for files to keep between starts, by default LEANQ_CACHE or
+    the user's cache folder. Raises ToolchainError.
     """
     for option in options:
         if not re.match(r"-D[^=]+=", option):
             raise ToolchainError(f"{option!r} is no option of Lean; write -Dname=value")
-    folder = _checked_folder(name, path) if path is not None else None
-    toolchain, search_path = find_toolchain_and_path(lean, folder, environ)
-    project = folder if folder is not None and is_lake_project(folder) else None
-    if folder is not None and project is None:
-        search_path = (folder,)
     cache = cache_folder(cache, environ)
+    packed: Manifest | None = None
+    folder = project = None
+    if path is not None and path.is_file():
+        folder, packed = unpacked(path.absolute(), cache)
+        own = str(folder / "toolchain" / "bin" / "lean") if packed.toolchain else None
+        toolchain, _ = find_toolchain_and_path(lean or own, None, environ)
+        search_path = tuple(folder / "folders" / str(n) for n in range(packed.folders))
+        project = folder / "project" if packed.project else None
+    else:
+        folder = _checked_folder(name, path) if path is not None else None
+        toolchain, search_path = find_toolchain_and_path(lean, folder, environ)
+        if folder is not None and is_lake_project(folder):
+            project = folder
+        elif folder is not None:
+            search_path = (folder,)
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
     header = "" if _has_init(toolchain, search_path) else _CORE_HEADER
@@ -212,7 +223,7 @@ def open_environment(
     )
     try:
         scan = _scan(toolchain, search_path, project)
-        if folder is not None and project is None and not scan.folders[0]:
+        if folder is not None and not packed and project is None and not scan.folders[0]:
             raise ToolchainError(
                 f"environment {name}: {folder} holds neither a lakefile nor compiled modules"
                 " (.olean); name a Lake project or the folder that its modules are compiled to"
@@ -223,17 +234,58 @@ def open_environment(
             f"environment {name}: cannot read {error.filename} ({error.strerror});"
             " make it readable to the worker"
         ) from error
+    fingerprint = _fingerprint(toolchain, options, header, scan, hashes)
+    if packed and not options and fingerprint != packed.fingerprint:
+        raise ToolchainError(
+            f"environment {name}: {path} holds {packed.fingerprint[:12]} for Lean {packed.lean}, "
+            f"and is {fingerprint[:12]} here with {toolchain}; use that Lean, or remove {folder} "
+            "if its files were changed"
+        )
     return Environment(
         name=name,
         toolchain=toolchain,
         project=project,
         search_path=search_path,
         options=tuple(options),
-        fingerprint=_fingerprint(toolchain, options, header, scan, hashes),
+        fingerprint=fingerprint,
         header=header,
         cache=cache,
         _stamp=scan.stamp(),
     )
+
+
+def pack_environment(environment: Environment, target: Path) -> int:
+    """Writes an environment as one file (:mod:`leanq.lean.packs`); returns the number of its files.
+
+    Raises ToolchainError, also if the environment has changed since it was opened.
+    """
+    toolchain, project = environment.toolchain, environment.project
+    # The wheel's Core is made anew wherever it is missing.
+    folders = environment.search_path[: -1 if toolchain.source == "wheel" else None]
+    files: dict[str, Path] = {}
+    try:
+        if toolchain.prefix:
+            brought = toolchain_files(toolchain.prefix).items()
+            files |= {f"toolchain/{name}": path for name, path in brought}
+        scan = _scan(toolchain, environment.search_path, project)
+    except OSError as error:
+        raise ToolchainError(f"cannot read {error.filename}: {error.strerror}") from error
+    names = [f"folders/{n}" for n, _ in enumerate(folders)]
+    parts = [*zip(names, scan.folders, strict=False)]
+    parts += [("project", scan.folders[-1])] if project else []
+    files |= {f"{part}/{file.name}": Path(file.path) for part, found in parts for file in found}
+    manifest = Manifest(
+        format=1,
+        fingerprint=environment.fingerprint,
+        lean=toolchain.version,
+        folders=len(folders),
+        project=project is not None,
+        toolchain=toolchain.prefix is not None,
+    )
+    if scan.stamp() != environment._stamp:
+        raise ToolchainError(f"{environment.name} has changed meanwhile; pack it again")
+    write_pack(target, manifest, files)
+    return len(files)
 
 
 def _has_init(toolchain: Toolchain, search_path: Sequence[Path]) -> bool:

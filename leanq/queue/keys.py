@@ -64,8 +64,8 @@ warmer request, or waiting for an isolated attempt. A leased request whose clien
 withdrawn: it runs on for others, and has its reply. A request in flight carries no time-to-live, so
 an eviction policy that spares such keys cannot lose it.
 
-``:scaler`` is the same in every shard. Its values are JSON objects: ``at`` (seconds since 1970 by the
-scaler's clock), ``target`` and ``order`` (workers wanted from now on, and before), ``reason``,
+``:scaler`` is the same in every shard. Its values are JSON objects: ``at`` (seconds since 1970 by
+the scaler's clock), ``target`` and ``order`` (workers wanted from now on, and before), ``reason``,
 ``text``, ``who``.
 
 A replay memory is in one shard, which its name's hash chooses.
