@@ -26,6 +26,7 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
+from leanq.fleet.durations import duration
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     ECHO_ENVIRONMENT,
@@ -90,8 +91,33 @@ class Progress:
     unsolved: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a coordinator found of the work of earlier ones. Its text says so to users.
+
+    Attributes:
+        rows: rows with results.
+        total: rows of the data set; ``None`` if unknown.
+        left_s: seconds that the other rows take at the pace so far; ``None`` if unknown.
+    """
+
+    rows: int
+    total: int | None
+    left_s: float | None
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of {self.total:,}"
+        text = f"{self.rows:,}{of} rows have results"
+        if self.left_s is None:
+            return text
+        return f"{text}; at the pace so far the rest takes {duration(self.left_s)}"
+
+
 class Observer(Protocol):
     """Takes a campaign's reports, and gives it commands."""
+
+    def resumes(self, found: Resumed) -> None:
+        """Called once, before the first row, if earlier coordinators left results."""
 
     async def update(self, progress: Progress) -> Command:
         """Called twice a second and at the end; returns what the coordinator does next."""
@@ -233,6 +259,10 @@ class Coordinator:
                 f"the campaign has failed: {_MAX_FRUITLESS_STARTS} coordinators in a row died "
                 "without a single result"
             )
+        if rows := self._journal.found_rows:
+            total, row_s = self._total, self._journal.row_s
+            left_s = None if total is None or row_s is None else (total - rows) * row_s
+            self._observer.resumes(Resumed(rows, total, left_s))
         reading = asyncio.ensure_future(self._read())
         watching = asyncio.ensure_future(self._watch())
         end: End = "finished"

@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -92,6 +93,7 @@ class Journal:
         self.unsolved = 0
         self._part_path, self._state_path = out + ".part", out + ".state"
         self._lines: list[bytes] = []
+        self._began_s = time.monotonic()
         self._purpose = json.dumps(purpose, sort_keys=True)
         fresh = not os.path.exists(self._state_path)
         retries = retry and fresh and os.path.exists(out)
@@ -141,6 +143,18 @@ class Journal:
         query = "SELECT count(DISTINCT line) FROM done WHERE line < ?"
         found: int = self._db.execute(query, (self.cursor.line,)).fetchone()[0]
         return found
+
+    @property
+    def found_rows(self) -> int:
+        """How many rows have a record."""
+        return self._number("SELECT count(DISTINCT line) FROM done")
+
+    @property
+    def row_s(self) -> float | None:
+        """Seconds that a row took the coordinators so far; ``None`` before the first committed
+        one. Rows that a retry has kept do not count."""
+        checked = self.found_rows - int(self._meta("kept_rows"))
+        return float(self._meta("spent_s")) / checked if checked else None
 
     def rotate_token(self) -> None:
         """Gives the campaign other request ids from the next commit on. A coordinator that
@@ -195,7 +209,8 @@ class Journal:
         self.counts[kind(record)] += 1
 
     def commit(self, cursor: Cursor) -> None:
-        """Makes the added records durable, and notes that all before ``cursor`` is done.
+        """Makes the added records durable, and notes that all before ``cursor`` is done and how
+        long the coordinators have worked.
 
         Raises:
             UsageError: the files cannot be written, as on a full disk.
@@ -208,7 +223,10 @@ class Journal:
                 os.fsync(self._part.fileno())
                 self._lines.clear()
             self.cursor = cursor
+            now_s = time.monotonic()
+            spent_s, self._began_s = float(self._meta("spent_s")) + now_s - self._began_s, now_s
             self._set(
+                spent_s=str(spent_s),
                 size_bytes=str(self._size_bytes),
                 cursor=f"{cursor.line} {cursor.start}",
                 counts=json.dumps(self.counts),
@@ -275,6 +293,8 @@ class Journal:
                 cursor="1 0",
                 counts="{}",
                 fruitless_starts="0",
+                spent_s="0",
+                kept_rows="0",
                 retry=_RETRY_PENDING if retries else "",
             )
         self._set(fruitless_starts=str(self.fruitless_starts + 1))
@@ -314,8 +334,9 @@ class Journal:
                     self.solve(record.get("problem", record["id"]))
                 if len(self._lines) > _RETRY_BATCH:
                     self.commit(Cursor())
-        self._set(retry="")
         self.commit(Cursor())
+        self._set(retry="", kept_rows=str(self.found_rows), spent_s="0")
+        self._db.commit()
         self._last = self._number("SELECT coalesce(max(line), 0) FROM done")
 
     def _remove(self) -> None:

@@ -14,7 +14,7 @@ import rq
 from rq.job import Job
 
 from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Command, End, Progress
+from leanq.campaigns.coordinator import Command, End, Progress, Resumed
 from leanq.campaigns.dataset import open_dataset
 from leanq.campaigns.journal import BusyError, Journal, kind
 from leanq.campaigns.results import read_results
@@ -49,7 +49,7 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     job = rq.get_current_job()
     assert job is not None
     reporter = _Reporter(job)
-    log.info("%s: starts or resumes", job.id)
+    log.info("%s: starts", job.id)
     try:
         end = asyncio.run(_run(Campaign.of(spec), reporter))
     except BusyError as error:
@@ -100,6 +100,10 @@ class _Reporter:
         self._started = False
         kept = ("progress", "bad_rows", "warnings", DIGEST)
         job.meta = {name: job.meta[name] for name in kept if name in job.meta}
+
+    def resumes(self, found: Resumed) -> None:
+        log.info("%s: resumes: %s", self._job.id, found)
+        self._job.meta["resumed"] = str(found)
 
     async def update(self, progress: Progress) -> Command:
         self.counts = dict(progress.counts)

@@ -123,6 +123,7 @@ class CampaignStatus:
         counts: records by :func:`.journal.kind`.
         bad_rows: the first rows that could not be checked, with their lines.
         warnings: the coordinator's warnings.
+        resumed: what the last coordinator found done, if it resumed the campaign.
         error: why the campaign failed, or why its next start is delayed.
         digest: the one that :meth:`Campaigns.submit_once` got.
     """
@@ -138,6 +139,7 @@ class CampaignStatus:
     counts: Mapping[str, int]
     bad_rows: Sequence[str]
     warnings: Sequence[str]
+    resumed: str | None
     error: str | None
     digest: str | None
 
@@ -314,6 +316,7 @@ class Campaigns:
             counts=progress.get("counts", {}),
             bad_rows=job.meta.get("bad_rows", ()),
             warnings=job.meta.get("warnings", ()),
+            resumed=job.meta.get("resumed"),
             error=job.meta.get("error"),
             digest=job.meta.get(DIGEST),
         )

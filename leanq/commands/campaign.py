@@ -31,8 +31,9 @@ from leanq.queue.settings import Settings, check_name
 
 if TYPE_CHECKING:
     from leanq.campaigns.campaign import Campaign
-    from leanq.campaigns.coordinator import End, Progress
+    from leanq.campaigns.coordinator import End
     from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
+    from leanq.commands.progress import Shown
 
 _SHAPES = ("auto", "plain", "kimina", "lean-workbook", "minif2f", "proofnet", "putnambench")
 
@@ -133,12 +134,16 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
     for another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's. Of several codes,
     the highest counts.
     """
+    from leanq.commands.progress import Shown
+
     made = _campaign(**how)
+    shown = Shown(made.data, made.out, as_json)
     try:
-        last = interruptible(_run(made, url, as_json, embedded=embedded))
+        interruptible(_run(made, shown, url, as_json, embedded=embedded))
     except Stopped as stopped:
-        click.echo(f"leanq: {stopped}; the same command resumes it", err=True)
+        click.echo(f"leanq: {stopped} after {shown.rows}; the same command resumes it", err=True)
         raise
+    last = shown.last
     kinds = {name for name, count in last.counts.items() if count} - {"echoed"}
     if made.plan.first_success:
         # A solved problem's failed attempts are no failures, and cancelled attempts never are.
@@ -220,6 +225,7 @@ def show(id_: str, url: str | None, as_json: bool) -> None:
         "replay": status.campaign.replay,
         "bad rows": "\n".join(status.bad_rows),
         "warnings": "\n".join(status.warnings),
+        "resumed": status.resumed or "",
         "error": status.error or "",
     }
     for name, value in rows.items():
@@ -303,8 +309,10 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
     return run_it(results, against, output, as_json)
 
 
-async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: bool) -> Progress:
-    from leanq.commands.progress import Shown, summary
+async def _run(
+    campaign: Campaign, shown: Shown, url: str | None, as_json: bool, *, embedded: bool
+) -> None:
+    from leanq.commands.progress import summary
     from leanq.commands.silence import explain_silence
     from leanq.commands.submit import client_at, queue_at
 
@@ -313,7 +321,7 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: 
         queue_at(url, embedded=embedded) as (place, worker),
         client_at(place, no_worker="wait") as client,
     ):
-        with Shown(campaign.data, as_json) as shown:
+        with shown:
             silence = asyncio.create_task(
                 explain_silence(client.clusters, campaign.plan.options, lambda: shown.last.rows)
             )
@@ -334,7 +342,6 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: 
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))
     else:
         click.echo(f"{campaign.out}: {summary(counts)} in {wall_s:.1f} s")
-    return shown.last
 
 
 def _campaign(data: str, out: str | None, **how: Any) -> Any:

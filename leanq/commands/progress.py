@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import click
 
-from leanq.campaigns.coordinator import Command, Progress
+from leanq.campaigns.coordinator import Command, Progress, Resumed
 
 # The time between two plain lines, and the time over which rates are taken.
 _LINE_S = 10.0
@@ -26,10 +26,11 @@ class Shown(contextlib.ExitStack):
         last: the last progress that was reported.
     """
 
-    def __init__(self, data: str, quiet: bool) -> None:
+    def __init__(self, data: str, out: str, quiet: bool) -> None:
         super().__init__()
         self.last = Progress(None, 0, {})
         self._data = data
+        self._out = out
         self._quiet = quiet
         self._bad = 0
         self._bar: Any = None
@@ -51,6 +52,9 @@ class Shown(contextlib.ExitStack):
             )
             self._task = self._bar.add_task("", total=None)
         return self
+
+    def resumes(self, found: Resumed) -> None:
+        _print(f"resumes {self._out}: {found}")
 
     async def update(self, progress: Progress) -> Command:
         self.last = progress
@@ -78,11 +82,16 @@ class Shown(contextlib.ExitStack):
     def warn(self, text: str) -> None:
         _print(f"WARNING: {text}")
 
+    @property
+    def rows(self) -> str:
+        """How many rows are done, of how many."""
+        of = "" if self.last.total is None else f" of {self.last.total:,}"
+        return f"{self.last.rows:,}{of} rows"
+
     def _text(self, progress: Progress) -> str:
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
         rate = (last - first) / (last_s - first_s) if last_s > first_s else 0.0
-        of = "" if progress.total is None else f" of {progress.total:,}"
-        parts = [f"{progress.rows:,}{of} rows", f"{rate:,.1f}/s"]
+        parts = [self.rows, f"{rate:,.1f}/s"]
         if progress.total is not None and rate:
             parts.append(f"{_clock((progress.total - progress.rows) / rate)} left")
         return "; ".join([*parts, summary(progress.counts)])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,14 @@ def records(terminal: Terminal, name: str) -> list[dict[str, Any]]:
 def assert_only_progress(err: str) -> None:
     """On a busy machine, a run takes long enough to say how far it is."""
     assert all(" rows; " in line for line in err.splitlines()), err
+
+
+def assert_resumes(err: str, out: str, found: int, total: int) -> None:
+    """The first line says that the run resumes, and what it found."""
+    first, _, more = err.partition("\n")
+    told = f"leanq: resumes {out}: {found:,} of {total:,} rows have results; at the pace so far "
+    assert first.startswith(f"{told}the rest takes "), err
+    assert_only_progress(more)
 
 
 @pytest.fixture
@@ -131,9 +142,11 @@ def test_a_killed_run_is_resumed_and_checks_nothing_twice(
         process.send_signal(signal.SIGKILL)
         process.wait(COMMAND_TIMEOUT_S)
         assert state.exists()
+    with closing(sqlite3.connect(state)) as index:
+        ((kept,),) = index.execute("SELECT count(*) FROM done")
     done = client.run(*run, "--out", "killed.jsonl")
     assert done.code == 0
-    assert_only_progress(done.err)
+    assert_resumes(done.err, "killed.jsonl", kept, rows)
     submitted = look(fleet).counters["submitted"]
     done = client.run(*run, "--out", "whole.jsonl")
     found, whole = (
@@ -161,14 +174,15 @@ def test_an_interrupt_withdraws_and_the_same_command_resumes(
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
-    assert done.err.strip() == "leanq: interrupted; the same command resumes it"
+    told = r"leanq: interrupted after [\d,]+ of 20,000 rows; the same command resumes it\n"
+    assert re.fullmatch(told, done.err)
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
     assert sum(row.waiting for row in status.priorities) == 0
     assert 100 < kept < 20_000
     done = client.run(*run)
     assert done.code == 0
-    assert_only_progress(done.err)
+    assert_resumes(done.err, "out.jsonl", kept, 20_000)
     assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 20_001))
 
 

@@ -133,6 +133,8 @@ def test_a_running_campaign_is_paused_and_resumed(
     driver.let_go()
     finishes(desk, id_)
     assert Counter(driver.started) == Counter([b"a", b"b", b"held", b"held"])
+    found = "2 of 3 rows have results; at the pace so far the rest takes "
+    assert f"\n  resumed   {found}" in desk.run("show", id_)
 
 
 @pytest.mark.slow

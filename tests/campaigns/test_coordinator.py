@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Command, Plan, Progress
+from leanq.campaigns.coordinator import Command, Plan, Progress, Resumed
 from leanq.campaigns.dataset import Fields, open_dataset
 from leanq.campaigns.dataset.row import FIRST_ROWS
 from leanq.campaigns.journal import Journal
@@ -67,6 +67,7 @@ class Observed:
     updates: list[Progress] = field(default_factory=list)
     bad_rows: list[tuple[int, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    resumed: list[Resumed] = field(default_factory=list)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -75,6 +76,9 @@ class Observed:
     async def update(self, progress: Progress) -> Command:
         self.updates.append(progress)
         return self.command
+
+    def resumes(self, found: Resumed) -> None:
+        self.resumed.append(found)
 
     def bad_row(self, line: int, error: str) -> None:
         self.bad_rows.append((line, error))
@@ -370,11 +374,24 @@ async def test_a_paused_or_cancelled_campaign_withdraws_and_can_be_resumed(
     assert await running == {"pause": "paused", "cancel": "cancelled"}[command]
     await eventually(lambda: stage.judge.stopped == [b"held accepted"])
     assert not Path(campaign.out).exists()
+    assert stage.observer.resumed == []
     stage.observer.command = "run"
     stage.judge.let_go()
     assert await stage.run(campaign) == "finished"
+    (found,) = stage.observer.resumed
+    assert (found.rows, found.total) == (1, 2)
+    assert found.left_s is not None
+    assert 0 < found.left_s < 60
     assert stage.verdicts() == ["accepted", "accepted"]
     assert Counter(stage.judge.started) == {b"accepted": 1, b"held accepted": 2}
+
+
+def test_a_resumed_campaign_says_what_is_left() -> None:
+    assert str(Resumed(2437, 6000, 42.0)) == (
+        "2,437 of 6,000 rows have results; at the pace so far the rest takes 42 s"
+    )
+    assert str(Resumed(2437, 6000, None)) == "2,437 of 6,000 rows have results"
+    assert str(Resumed(2437, None, None)) == "2,437 rows have results"
 
 
 async def test_a_server_that_stays_away_leaves_the_rows_for_later(

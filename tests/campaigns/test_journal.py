@@ -46,6 +46,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.problems_now: set[str] = set()
         self.cursor = self.cursor_now = Cursor()
         self.fruitless_starts = 1
+        self.kept_rows = 0
         self.journal = Journal(self.out, PURPOSE)
 
     @rule(
@@ -117,6 +118,7 @@ class JournalMachine(RuleBasedStateMachine):
             os.remove(self.out)
             self.kept, self.solved = {}, set()
         self.journal = Journal(self.out, PURPOSE, retry=retry)
+        self.kept_rows = len({line for line, _ in self.kept})
         self.problems = set(self.solved)
         self.solved_now, self.problems_now = set(self.solved), set(self.solved)
         self.cursor = Cursor()
@@ -132,6 +134,9 @@ class JournalMachine(RuleBasedStateMachine):
         told = [r["verdict"] or "error" for r in {**self.kept, **self.added}.values()]
         counts = {name: count for name, count in self.journal.counts.items() if count}
         assert counts == {name: told.count(name) for name in told}
+        rows = len({line for line, _ in {**self.kept, **self.added}})
+        assert self.journal.found_rows == rows
+        assert (self.journal.row_s is None) == (rows == self.kept_rows)
         assert self.journal.unsolved == len(self.problems_now - self.solved_now)
         for line in range(1, 7):
             assert self.journal.is_solved(f"r{line}") == (f"r{line}" in self.solved_now)
@@ -278,6 +283,32 @@ def test_a_file_that_may_not_grow(out: str) -> None:
 def test_numbers_and_texts_are_two_kinds_of_ids(out: str) -> None:
     journal = Journal(out, PURPOSE)
     assert [journal.line_of(1, 1), journal.line_of("1", 2), journal.line_of(1, 3)] == [1, 2, 1]
+    journal.close()
+
+
+def test_what_a_row_took_is_remembered(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the time between two coordinators counts, nor what a retry keeps."""
+    now_s = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    journal = Journal(out, PURPOSE)
+    journal.add(record(1, 0, "accepted"))
+    now_s += 6.0
+    journal.commit(Cursor(2, 0))
+    journal.close()
+    now_s += 1000.0
+    journal = Journal(out, PURPOSE)
+    assert (journal.found_rows, journal.row_s) == (1, 6.0)
+    journal.add(record(2, 0, "timeout"))
+    now_s += 4.0
+    journal.commit(Cursor(3, 0))
+    assert (journal.found_rows, journal.row_s) == (2, 5.0)
+    journal.finish()
+    journal = Journal(out, PURPOSE, retry=True)
+    assert (journal.found_rows, journal.row_s) == (1, None)
+    journal.add(record(2, 0, "accepted"))
+    now_s += 3.0
+    journal.commit(Cursor(3, 0))
+    assert (journal.found_rows, journal.row_s) == (2, 3.0)
     journal.close()
 
 
