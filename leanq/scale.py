@@ -85,6 +85,7 @@ class Stats:
         queued, leased: requests that wait, and requests that a worker has claimed.
         oldest_s: how long the oldest has waited.
         submitted, finished: requests, ever.
+        held: requests that operators hold back.
         busy_s: slot seconds of the finished requests, ever.
         ready, ready_slots: workers that claim, and their slots.
         busy_slots, idle_workers: slots that run something, and workers that run nothing.
@@ -108,6 +109,7 @@ class Stats:
     started_s: tuple[float, ...] = ()
     order: int = 0
     age_s: float = 0.0
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Sample:
     busy_s: float
     busy_slots: int
     ready: int
+    held: int
     worked_s: float  # slot seconds since the first sample, also of unfinished requests
     unfinished_s: float  # the part of worked_s that no finished request accounts for
 
@@ -199,6 +202,7 @@ def learned(stats: Stats, memory: Memory) -> Memory:
         stats.busy_s,
         stats.busy_slots,
         stats.ready,
+        stats.held,
         worked_s,
         unfinished_s,
     )
@@ -318,9 +322,15 @@ def _rate(samples: Sequence[Sample]) -> float:
     if len(latest) <= _RATE_WINDOWS_LEAST:
         return 0.0
     return statistics.median(
-        (after.submitted - before.submitted) / (after.time_s - before.time_s)
-        for before, after in pairwise(latest)
+        _came(before, after) / (after.time_s - before.time_s) for before, after in pairwise(latest)
     )
+
+
+def _came(before: Sample, after: Sample) -> int:
+    """Returns how many requests came, without those that operators hold back: no worker may start
+    them."""
+    submitted = after.submitted - before.submitted
+    return max(0, submitted - max(0, after.held - before.held))
 
 
 def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, float]:

@@ -194,6 +194,23 @@ def test_the_load_is_given_workers_before_a_queue_forms() -> None:
     assert (decision.target, decision.reason) == (24, "load")  # 90 + 0.5 √90 slots
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_what_operators_hold_back_is_no_load(held: bool) -> None:
+    """Where all that comes is held back, the fleet shrinks as if nothing came."""
+    stats, memory = steady(busy=90, workers=24)
+    stats = dataclasses.replace(stats, leased=0, busy_slots=0, idle_workers=24)
+    decision = decide(stats, ScaleSettings(slots=SLOTS), memory)
+    for _ in range(40):
+        came = stats.submitted + 1350
+        stats = later(
+            stats, TICK_S, submitted=came, order=decision.target, ready=decision.target,
+            ready_slots=SLOTS * decision.target, idle_workers=decision.target,
+            held=stats.held + 1350 if held else 0,
+        )  # fmt: skip
+        decision = decide(stats, ScaleSettings(slots=SLOTS), decision.memory)
+    assert decision.target == (0 if held else 24)
+
+
 def test_idle_workers_go_by_halves_after_a_while_and_at_last_all() -> None:
     stats, memory = steady(busy=90, workers=24)
     targets, reasons = [], []

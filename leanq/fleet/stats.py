@@ -40,8 +40,10 @@ class EnvironmentStats:
     """One environment. A worker that serves several counts in equal parts for each.
 
     Attributes:
-        waiting: requests in lines, without quarantined ones. Operators hold ``held`` of them back,
-            which do not count for ``oldest_s``, the age of the oldest in seconds.
+        waiting: requests in lines, and quarantined ones of a paused environment. Operators hold
+            ``held`` of them back, which do not count for ``oldest_s``, the age of the oldest in
+            seconds.
+        quarantined: requests that may run next, alone.
         running: requests that workers hold.
         submitted, finished: totals since the beginning; ``finished`` by verdict.
         reasons: finished requests, by reason.
@@ -147,7 +149,11 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
             environment.held += row.held
             environment.oldest_s = max(environment.oldest_s, row.oldest_s)
     for name, count in status.quarantined.items():
-        environments[name].quarantined += count
+        if f"e:{name}" in status.paused:
+            environments[name].waiting += count
+            environments[name].held += count
+        else:
+            environments[name].quarantined += count
     for worker in status.workers:
         info = info_of(worker.info)
         names = environments_in(info)

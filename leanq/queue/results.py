@@ -255,7 +255,8 @@ class Renewed:
         timed_out: ids of requests taken from this worker.
         known: False after the server forgot this worker, which should then join again.
         workers: how many workers there are.
-        waiting: how many requests wait in the environments that were named.
+        waiting: how many requests wait in the environments that were named, without those where
+            operators hold everything back.
     """
 
     held: int

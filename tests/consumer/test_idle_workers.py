@@ -66,6 +66,27 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
     await queue.close()
 
 
+async def test_an_idle_worker_does_not_claim_while_all_is_paused(settings: Settings) -> None:
+    """Neither new requests nor heartbeats make it ask."""
+    brief, queue = replace(settings, lease_s=0.6), Queue(settings)
+    wire = Wire(brief)
+    await queue.set_paused("environment", "echo", paused=True)
+    async with working(brief, wire=wire) as worker, AsyncLeanQClient(settings) as lean:
+        await eventually(lambda: is_idle(worker))
+        claims, renewals = wire.calls["claim"], wire.calls["renew"]
+        asking = [asyncio.create_task(lean.echo(b"x")) for _ in range(3)]
+
+        async def wait() -> bool:
+            return sum(row.waiting for row in (await queue.status()).priorities) == 3
+
+        await eventually(wait)
+        await eventually(lambda: wire.calls["renew"] > renewals + 2)
+        assert wire.calls["claim"] == claims
+        await queue.set_paused("environment", "echo", paused=False)
+        assert await asyncio.gather(*asking) == [b"x"] * 3
+    await queue.close()
+
+
 async def test_what_no_worker_heard_of_is_found_at_the_next_renewal(
     settings: Settings,
 ) -> None:

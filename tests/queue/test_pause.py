@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Literal
 
 import pytest
 from support.queues import Queue
@@ -11,6 +12,7 @@ from support.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
 from leanq.fleet.stats import environments_of
+from leanq.queue.reaper import reap
 from leanq.queue.settings import Settings
 
 
@@ -62,6 +64,72 @@ async def test_no_worker_is_woken_for_what_is_held_back(shard: Shard) -> None:
     await shard.queue.set_paused("environment", "a", paused=False)
     await shard.queue.set_paused("tenant", "t", paused=False)
     assert (await shard.claim(environments=["a", "b"])).jobs == ()
+
+
+@pytest.mark.parametrize("kind", ["environment", "tenant"])
+async def test_what_is_given_back_while_paused_wakes_nobody(
+    shard: Shard, kind: Literal["environment", "tenant"]
+) -> None:
+    name = "a" if kind == "environment" else "t"
+    await shard.submit("0-1", "0-2", "0-3", tenant="t", longest_run_ms=1_000)
+    released, timed_out, _ = [await shard.job(worker) for worker in ("x", "y", "z")]
+    await shard.queue.set_paused(kind, name, paused=True)
+    shard.server.delete(f"{shard.tag}:wakeup:a")
+    await shard.queue.release("x", [(released.request_id, released.token)], how="requeue")
+    shard.advance(2_000)
+    assert (await shard.queue.renew("y", ["a"])).timed_out == (timed_out.request_id,)
+    await shard.lapse()
+    assert (await reap(shard.queue)).requeued == 1
+    assert (await shard.queue.status()).priorities[0].waiting == 3
+    # Neither a token nor a heartbeat makes a worker claim.
+    assert shard.wakeup() == 0
+    assert (await shard.queue.renew("y", ["a"])).waiting == 0
+    await shard.queue.set_paused(kind, name, paused=False)
+    assert shard.wakeup() > 0
+    assert (await shard.queue.renew("y", ["a"])).waiting == 3
+    jobs = (await shard.claim()).jobs
+    assert {job.request_id for job in jobs} == {"0-1", "0-2", "0-3"}
+    await shard.settle(*jobs)
+
+
+async def test_a_quarantined_request_waits_for_its_environment_alone(shard: Shard) -> None:
+    await shard.quarantined("0-1", tenant="t")
+    await shard.queue.set_paused("tenant", "t", paused=True)
+    assert (await shard.queue.renew("w", ["a"])).waiting == 1
+    assert environments_of(await shard.queue.status())["a"].due == 1
+    await shard.queue.set_paused("environment", "a", paused=True)
+    assert shard.wakeup() == 0
+    assert (await shard.queue.renew("w", ["a"])).waiting == 0
+    seen = environments_of(await shard.queue.status())["a"]
+    assert (seen.waiting, seen.held, seen.quarantined, seen.due) == (1, 1, 0, 0)
+    # Its tenant goes on, and its environment does not.
+    await shard.queue.set_paused("tenant", "t", paused=False)
+    assert shard.wakeup() == 0
+    await shard.queue.set_paused("environment", "a", paused=False)
+    assert shard.wakeup() > 0
+    await shard.settle(await shard.job())
+
+
+async def test_tokens_of_what_was_paused_meanwhile_wake_nobody(shard: Shard) -> None:
+    await shard.submit("0-1", "0-2")
+    assert shard.wakeup() > 0
+    await shard.queue.set_paused("environment", "a", paused=True)
+    assert shard.wakeup() == 0
+    # A busy worker passes on the token that it took before.
+    await shard.queue.notify("a")
+    assert shard.wakeup() == 0
+    await shard.queue.set_paused("environment", "a", paused=False)
+    await shard.settle(*(await shard.claim()).jobs)
+
+
+async def test_new_requests_wake_workers_for_those_that_may_start(shard: Shard) -> None:
+    await shard.queue.set_paused("tenant", "t", paused=True)
+    await shard.submit("0-1", "0-2", tenant="t")
+    assert shard.wakeup() == 0
+    await shard.submit("0-3", tenant="u")
+    assert shard.wakeup() == 1
+    await shard.queue.cancel(["0-1", "0-2"])
+    await shard.settle(await shard.job())
 
 
 async def test_a_paused_tenant_keeps_its_line_and_gets_its_turn_back(shard: Shard) -> None:

@@ -195,4 +195,5 @@ def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
         starting_s=ordered.starting_s,
         started_s=ordered.started_s,
         order=ordered.order,
+        held=environment.held,
     )

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- parts: clock wait_list wakeup
--- pause: holds an environment ('e') or a tenant ('t') back, or lets it go on. Running requests go on.
+-- pause: holds an environment ('e') or a tenant ('t') back, or lets it go on. Running requests go on. What
+-- is held back wakes no worker.
 -- Returns 1 if that changed anything.
 local field = kind .. ':' .. name
 if set == wait_list.is_paused(kind, name) then return 0 end
@@ -16,7 +17,7 @@ local function move(environment, priority)
   elseif redis.call('SREM', parked, name) == 1
     and redis.call('EXISTS', tag .. ':wait:' .. ring_name .. ':' .. name) == 1 then
     redis.call('RPUSH', ring, name)
-    notify(environment, 1)
+    if not wait_list.is_paused('e', environment) then notify(environment, 1) end
   end
 end
 
@@ -25,7 +26,9 @@ if kind == 't' then
     local environment = string.match(counter, '^waiting:(.*)$')
     for priority = 0, environment and 2 or -1 do move(environment, priority) end
   end
-elseif not set and wait_list.any(name) then
+elseif set then
+  redis.call('UNLINK', tag .. ':wakeup:' .. name)
+elseif wait_list.any(name) then
   notify(name, 16)
 end
 return 1

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- parts: clock publish counters requeue grace history
+-- parts: clock publish counters wait_list requeue grace history
 -- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: the lease of a
 -- worker that holds nothing. `tallies`: the worker's counts since the last heartbeat.
 -- Answers:
 --   `held`: size of the processing list. `expired`: 1 if some worker's lease has expired.
 --   `timed_out`: requests taken away because they ran longer than they may.
 --   `known`: 1 if the fleet knows this worker. `workers`: how many there are.
---   `waiting`: how many requests wait in its environments.
+--   `waiting`: how many requests wait in its environments, without those where nothing may start.
 note_minute()
 local processing, workers = tag .. ':processing:' .. worker, tag .. ':workers'
 -- A worker that renews is not overdue, however late it comes.
@@ -26,9 +26,12 @@ counters.write()
 local expired = judged and redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 1) or {}
 local held = redis.call('ZCARD', processing)
 redis.call('ZADD', workers, now + (held > 0 and lease_ms or idle_lease_ms), worker)
-local waiting = 0
+local waiting, paused = 0, redis.call('EXISTS', tag .. ':paused') == 1
 for _, environment in ipairs(environments) do
-  waiting = waiting + tonumber(redis.call('HGET', tag .. ':stats', 'waiting:' .. environment) or 0)
+  -- The lists of paused tenants are in no ring.
+  if not paused or (not wait_list.is_paused('e', environment) and wait_list.any(environment)) then
+    waiting = waiting + tonumber(redis.call('HGET', tag .. ':stats', 'waiting:' .. environment) or 0)
+  end
 end
 return answer({held = held, expired = #expired, timed_out = timed_out, waiting = waiting,
   known = redis.call('HEXISTS', tag .. ':info', worker), workers = redis.call('ZCARD', workers)})

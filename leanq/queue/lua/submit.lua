@@ -38,7 +38,7 @@ local environments = {}
 local function environment_of(name)
   local environment = environments[name]
   if not environment then
-    environment = {name = name, added = 0, joined = 0, affinity = false,
+    environment = {name = name, added = 0, may_start = 0, joined = 0, affinity = false,
       -- A fleet that begins with nothing has no worker until a request waits.
       known = redis.call('HEXISTS', tag .. ':environments', name) == 1
         or redis.call('HEXISTS', tag .. ':scaler', name) == 1
@@ -152,7 +152,11 @@ local function extend(ring, tenant, numbers)
   for i, k in ipairs(numbers) do
     if i <= taken then keep(k) else out[k] = 3 end
   end
-  ring.environment.added = ring.environment.added + taken
+  local environment = ring.environment
+  environment.added = environment.added + taken
+  if not paused or not (environment.paused or wait_list.is_paused('t', tenant)) then
+    environment.may_start = environment.may_start + taken
+  end
   return was_empty and taken > 0
 end
 
@@ -207,7 +211,7 @@ counters.add('remembered', remembered)
 for name, environment in pairs(environments) do
   counters.submitted(name, environment.added, environment.joined)
   if environment.affinity then counters.note_affinity(name) end
-  if environment.added > 0 and not environment.paused then notify(name, environment.added) end
+  if environment.may_start > 0 then notify(name, environment.may_start) end
 end
 counters.write()
 local answers = {}

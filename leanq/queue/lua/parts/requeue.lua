@@ -32,13 +32,15 @@ function requeue.one(request_id, how)
   end
   counters.add('waiting:' .. r.environment, 1)
   local push = how == 'defer' and 'RPUSH' or 'LPUSH'
+  local held = wait_list.is_paused('e', r.environment)
   if is_isolated(attempts) then
     redis.call('HSET', tag .. ':phase', request_id, phase.QUARANTINED)
     redis.call(push, tag .. ':quarantined:' .. r.environment, request_id)
   else
     wait_list.put(push, request_id, r)
+    held = held or wait_list.is_paused('t', r.tenant)
   end
-  notify(r.environment, 1)
+  if not held then notify(r.environment, 1) end
   return 'queued'
 end
 
