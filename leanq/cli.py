@@ -84,6 +84,9 @@ def main() -> None:
 def _told(error: OSError) -> str:
     """Returns the error of a file, and what to do about it."""
     said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if error.errno == errno.ENOENT and not error.filename:
+        # It names no file where no folder takes one.
+        return f"{said}; free some room there, or name a folder to write in: {_FOLDERS}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{said}; free some room, or name folders on another disk: {_FOLDERS}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
+from support.required import missing
 from support.servers import own_server
 from support.sites import STANDIN, repl_command
-from support.terminals import Terminal, ended, read_terminal, screen
+from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
 
 from leanq import __version__
 from leanq.cli import cli
@@ -65,6 +66,23 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
     assert core.fingerprint[:12] in found["lean"]["text"]
     assert found["check"]["text"].startswith("accepted in ")
     assert terminal.is_clean()
+
+
+@pytest.mark.slow
+def test_what_is_slower_or_less_protected_is_a_warning(terminal: Terminal) -> None:
+    """Without namespaces there are no forks, and fewer walls."""
+    if subprocess.run(["unshare", "-r", "true"], check=False, capture_output=True).returncode:
+        missing("a user namespace")
+    deny = "for kind in user pid mnt; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done"
+    program = ("unshare", "-r", "sh", "-c", f'{deny}; exec "$@"', "sh", *LEANQ)
+    done = terminal.run("doctor", program=program)
+    assert done.code == 0
+    marks = {line[9:22].strip(): line.split()[0] for line in done.out.splitlines()}
+    assert (marks["sandbox"], marks["fork server"]) == ("warning", "warning")
+    assert {mark for what, mark in marks.items() if what not in ("sandbox", "fork server")} == {
+        "ok"
+    }
+    assert "; it needs x86-64, process and mount namespaces" in done.out
 
 
 @pytest.mark.slow

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
 import redis
 from support.fleets import look, until
+from support.required import missing
 from support.terminals import (
     LEANQ,
     SAMPLES,
@@ -63,6 +66,51 @@ def test_an_output_that_takes_nothing(client: Terminal) -> None:
     done = ended(client.start("submit", *samples("and_swap", "wrong"), program=closed))
     assert done.code == 1
     assert done.err.startswith("1 accepted, 1 rejected in ")
+
+
+@pytest.mark.parametrize("variable", ["HOME", "LEANQ_CACHE"])
+def test_a_home_that_takes_nothing(terminal: Terminal, variable: str) -> None:
+    terminal.environ.pop("LEANQ_CACHE", None)
+    done = terminal.run("submit", *samples("and_swap"), environ={variable: "/sys/kernel"})
+    assert done.code == 3
+    assert re.fullmatch(
+        r"leanq: cannot write /sys/kernel/\S+ \(.+\); name a writable cache folder with "
+        r"LEANQ_CACHE\n",
+        done.err,
+    )
+
+
+# Python's own search for a folder finds none.
+NO_TEMPORARY_FOLDER = """
+import tempfile
+from leanq.cli import main
+tempfile._candidate_tempdir_list = lambda: ["/sys/kernel"]
+main()
+"""
+
+
+def test_without_a_folder_for_temporary_files(terminal: Terminal) -> None:
+    program = (sys.executable, "-c", NO_TEMPORARY_FOLDER)
+    done = terminal.run("submit", *samples("and_swap"), program=program)
+    assert (done.code, done.err) == (
+        3,
+        "leanq: No usable temporary directory found in ['/sys/kernel']; free some room there, or "
+        "name a folder to write in: TMPDIR for what passes, LEANQ_CACHE for what is kept\n",
+    )
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_the_cache_folder(terminal: Terminal, tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        missing("a user namespace for a disk")
+    fill = 'mount -t tmpfs -o size=64k full "$DISK" && head -c 64k /dev/zero > "$DISK/zeros"'
+    program = ("unshare", "-rm", "sh", "-c", f'{fill} && exec "$@"', "sh", *LEANQ)
+    environ = {"DISK": str(tmp_path), "LEANQ_CACHE": f"{tmp_path}/cache"}
+    file = Path(*samples("and_swap")).resolve()
+    done = terminal.run("submit", str(file), environ=environ, program=program)
+    assert done.code == 3
+    assert done.err.startswith(f"leanq: the disk of the cache folder {tmp_path}/cache")
+    assert done.err.endswith("free some, or name a folder on another disk with LEANQ_CACHE\n")
 
 
 def test_an_input_that_is_closed(client: Terminal) -> None:
