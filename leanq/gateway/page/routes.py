@@ -7,9 +7,11 @@ POST from this very page: its ``Origin`` must be there and must be this site.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -308,12 +310,12 @@ class Page:
             text = f"{_MOST_WATCHERS_OF_KEY} pages watch this gateway with this key already"
             raise HTTPException(503, text, after)
 
-    async def counted(self, key: Key, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yields the same events, and counts the watcher until they end."""
+    @contextlib.contextmanager
+    def watching(self, key: Key) -> Iterator[None]:
+        """Counts a page that watches."""
         self._watchers[key.name] += 1
         try:
-            async for event in events:
-                yield event
+            yield
         finally:
             self._watchers[key.name] -= 1
 
@@ -398,8 +400,23 @@ async def _events(page: Page, request: Request, key: Key, viewer: Viewer) -> Res
     page.check_watchers(key)
     # Otherwise nginx collects events before it sends any.
     headers = {"X-Accel-Buffering": "no"}
-    events = page.counted(key, page.watched(viewer, request))
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    events = page.watched(viewer, request)
+    return _Events(page.watching(key), events, media_type="text/event-stream", headers=headers)
+
+
+class _Events(StreamingResponse):
+    """A stream that is counted from its beginning. Its content begins a turn of the loop later, and
+    all that come in one turn would find room."""
+
+    def __init__(
+        self, counted: AbstractContextManager[None], events: AsyncIterator[bytes], **how: Any
+    ) -> None:
+        super().__init__(events, **how)
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
 
 
 async def _check_form(page: Page, _request: Request, key: Key, viewer: Viewer) -> Response:

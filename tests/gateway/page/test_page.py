@@ -706,3 +706,21 @@ async def test_the_streams_of_one_key_leave_room_for_others(
 
         assert [await watch(who["alice"]) for _ in range(4)] == [200, 200, 200, 503]
         assert await watch(who["chief"]) == 200
+
+
+async def test_streams_of_one_key_that_come_at_once_are_counted(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.gateway.page.routes._MOST_WATCHERS_OF_KEY", 3)
+    ask = b"GET /page/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n\r\n"
+    async with keyed(settings, tmp_path, {"secret": "alice"}) as (gateway, _):
+        where = gateway.http.base_url.host, gateway.http.base_url.port
+        opened = [await asyncio.open_connection(*where) for _ in range(12)]
+        # The gateway shares this loop, so it finds them all in one turn.
+        for _, writer in opened:
+            writer.write(ask)
+        answers = [await reader.readuntil(b"\r\n") for reader, _ in opened]
+        for _, writer in opened:
+            writer.close()
+        assert sum(b" 200 " in answer for answer in answers) == 3
+        assert sum(b" 503 " in answer for answer in answers) == 9
