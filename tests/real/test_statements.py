@@ -30,6 +30,29 @@ STATED = {
     "a ≤ a ∨ True := .inr trivial": (
         "∀ {α : Type u_1} [i : LE α] [j : LE α] (a : α), @LE.le α i a a → a ≤ a ∨ True"
     ),
+    # Lean takes each variable whose type is a class, whatever its brackets.
+    "theorem t (i : LE Nat) (h : i = i) : @LE.le Nat instLENat 3 5 := by decide": (
+        "∀ (i : LE Nat), i = i → @LE.le Nat instLENat 3 5"
+    ),
+    "theorem t : let i : LE Nat := ⟨fun _ _ => True⟩; i = i ∧ @LE.le Nat instLENat 3 5 := "
+    "⟨rfl, by decide⟩": (
+        "have i : LE Nat := LE.mk fun (x x_1 : Nat) => True;\ni = i ∧ @LE.le Nat instLENat 3 5"
+    ),
+    "theorem t (i : (α : Type) → LE α) (h : i = i) : @LE.le Nat instLENat 3 5 := by decide": (
+        "∀ (i : (α : Type) → LE α), i = i → @LE.le Nat instLENat 3 5"
+    ),
+    "abbrev Plus := Add Nat\ntheorem t [i : Plus] (h : i = i) : "
+    "@HAdd.hAdd Nat Nat Nat (@instHAdd Nat instAddNat) 2 2 = 4 := rfl": (
+        "∀ [i : Plus], i = i → @HAdd.hAdd Nat Nat Nat (@instHAdd Nat instAddNat) 2 2 = 4"
+    ),
+    "class Plus (α : Type) extends Add α\ntheorem t [i : Plus Nat] (h : i = i) : "
+    "@HAdd.hAdd Nat Nat Nat (@instHAdd Nat instAddNat) 2 2 = 4 := rfl": (
+        "∀ [i : Plus Nat], i = i → @HAdd.hAdd Nat Nat Nat (@instHAdd Nat instAddNat) 2 2 = 4"
+    ),
+    "class Plus (α : Type) extends Add α\n"
+    "theorem t {α : Type} [i : Plus α] (a : α) (h : a = a) : 2 + 2 = 4 := rfl": (
+        "∀ {α : Type} [i : Plus α] (a : α), a = a → 2 + 2 = 4"
+    ),
     # Numbers have types, unless they are natural.
     "theorem t (x : Int) (h : x = 3) : x + 2 = 5 := by omega": (
         "∀ (x : Int), x = (3 : Int) → x + (2 : Int) = (5 : Int)"

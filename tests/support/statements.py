@@ -103,6 +103,10 @@ def _propositions(
             )
         )
 
+    def unused(type_: str) -> st.SearchStrategy[str]:
+        kind = st.sampled_from(["(i : LE ({}))", "[i : LE ({})]", "(i : (α : Type) → LE α)"])
+        return st.tuples(kind, below).map(lambda each: f"(∀ {each[0].format(type_)}, {each[1]})")
+
     def upside_down(parts: tuple[str, str]) -> str:
         of = "Lean.Order.ReverseImplicationOrder"
         return f"(@Lean.Order.PartialOrder.rel {of} {of}.instOrder ({parts[0]}) ({parts[1]}))"
@@ -118,6 +122,7 @@ def _propositions(
             lambda each: bind(*each)
         ),
         st.sampled_from(types).flatmap(instance),
+        st.sampled_from(types).flatmap(unused),
     )
 
 

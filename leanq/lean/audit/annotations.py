@@ -26,6 +26,7 @@ from leanq.lean.audit.expressions import (
     Key,
     Locals,
     Signature,
+    arguments,
     domain,
     head_of,
     without_mark,
@@ -67,16 +68,22 @@ class Annotator(Expressions):
         kernel: its environment has all that the statements refer to.
         own: the text's declarations, without its theorems.
         is_instance: returns whether a constant is an instance of the header's.
+        classes: each of the text's own classes by its own name, and for each of its definitions the
+            constant that its value applies.
 
     Attributes:
         hides_levels: whether the last statement needs its universe levels to be printed.
     """
 
     def __init__(
-        self, kernel: Kernel, own: Collection[Name], is_instance: Callable[[int], bool]
+        self,
+        kernel: Kernel,
+        own: Collection[Name],
+        is_instance: Callable[[int], bool],
+        classes: Mapping[Name, Name],
     ) -> None:
         super().__init__(kernel)
-        self._own, self._is_instance = own, is_instance
+        self._own, self._is_instance, self._classes = own, is_instance, classes
         self._notes: dict[tuple[str, ...], int] = {}
         self.hides_levels = False
 
@@ -347,11 +354,33 @@ class Annotator(Expressions):
         )
 
     def _is_bound(self, required: Key, around: Locals, first: int) -> bool:
-        """Returns whether one of the variables from this one on is an instance of a class."""
+        """Returns whether Lean may find one of the variables from this one on for a class.
+
+        It takes each variable whose type is a class, whatever its brackets.
+        """
         return any(
-            local.is_instance and self._key(local.type_, level) == required
+            self._may_lead(without_mark(self._key(local.type_, level)), required)
             for level, local in enumerate(around[first:], first)
         )
+
+    def _may_lead(self, type_: Any, required: Key) -> bool:
+        """Returns whether a variable of this type may be found for a class: of itself, as a
+        function's result, or by what the text's own declarations make of a class."""
+        if type_ == required:
+            return True
+        result = type_
+        while result[0] == FORALL:
+            result = result[3]
+        head: Any = head_of(result)
+        if head[0] != CONST:
+            return False
+        name = head[1:]
+        is_plain = result == type_ and name not in self._own
+        while (meant := self._classes.get(name, name)) != name:
+            name = meant
+        if name in self._classes:
+            return arguments(required) <= arguments(result)
+        return not is_plain and head_of(required) == (CONST, *name)
 
     def _is_of(self, at: int, around: Locals, type_: Key) -> bool:
         """Returns whether an expression is of a type, without unfolding definitions."""

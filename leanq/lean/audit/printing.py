@@ -11,11 +11,25 @@ an ellipsis.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 
 from leanq.lean.audit.annotations import WHOLE, Annotator
-from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit.image import (
+    APP,
+    CONST,
+    EXPRESSION_PARTS,
+    FORALL,
+    LAM,
+    MDATA,
+    Damaged,
+    Image,
+    Name,
+    Raw,
+    shape,
+)
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
 
@@ -32,6 +46,8 @@ _OPTIONS: dict[str, int | bool] = {
     "pp.coercions.types": True,
     "pp.structureInstances": False,
 }
+# The extension in which Lean keeps a file's classes.
+_CLASSES: Name = ("Lean", "classExtension")
 # Statements with the text's own names are printed in full.
 _BY_NAMES = {"pp.fieldNotation": False}
 
@@ -51,14 +67,20 @@ class Printer:
         self._kernel, self._judge, self._image = kernel, judge, image
         self._constants = constants
         self._own = {name for name, raw in constants.items() if raw.kind != "theorem"}
-        self._environment = environment = kernel.elaborated()
-        self._annotator = Annotator(
-            kernel, self._own, lambda name: kernel.is_instance(environment, name)
-        )
+        self._environment = kernel.elaborated()
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
         # Only a program can make a name that Lean cannot write. Letters without a shape, and those
         # that turn the line round, let a name look like something else.
         self._is_speakable = "»" not in (together := "".join(parts)) and together.isprintable()
+
+    @cached_property
+    def _annotator(self) -> Annotator:
+        return Annotator(
+            self._kernel,
+            self._own,
+            lambda name: self._kernel.is_instance(self._environment, name),
+            _classes(self._image, self._constants),
+        )
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
         """Yields the statement of each theorem, in their order, as long as there is room."""
@@ -86,3 +108,33 @@ class Printer:
         except KernelLimitError:
             return ""
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
+
+
+def _classes(image: Image, constants: Mapping[Name, Raw]) -> dict[Name, Name]:
+    """Returns for each class of a file its own name, and for each definition the constant that its
+    value applies."""
+    found = {}
+    for name, raw in constants.items():
+        if raw.kind == "definition" and raw.safe and raw.body is not None:
+            applied = _applied(image, raw.body)
+            if applied is not None:
+                found[name] = applied
+    entries = image.entries().get(_CLASSES)
+    for address in image.array(entries) if entries is not None else ():
+        with contextlib.suppress(Damaged, IndexError):
+            name = image.name(image.words[image.object(address, shape(0, 3)) + 1])
+            found[name] = name
+    return found
+
+
+def _applied(image: Image, address: int) -> Name | None:
+    """Returns the constant that an expression applies, behind its binders."""
+    while True:
+        index = image.index(address)
+        kind = image.words[index] >> 48
+        if kind == CONST:
+            return image.name(image.words[index + 1])
+        if kind not in (APP, LAM, FORALL, MDATA):
+            return None
+        part = EXPRESSION_PARTS[kind][0 if kind == APP else -1]
+        address = image.words[index + part]
