@@ -28,7 +28,8 @@ from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import STANDARD_AXIOMS
-from leanq.lean.examples import Examples, examples_in, may_have_examples
+from leanq.lean.examples import Examples, may_have_examples
+from leanq.lean.notes import examples_in, may_name_sorry, names_sorry
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
@@ -154,8 +155,9 @@ class Compilation:
         self._places: list[tuple[int, int]] = []
         self._examples: Examples | None = None
         self._example_names: tuple[str, ...] = ()
-        notes = target is None and request.audit and may_have_examples(code)
-        self._notes = ("-i", _NOTES) if notes else ()
+        self._names_sorry = False
+        is_noted = may_have_examples(code) or may_name_sorry(code)
+        self._notes = ("-i", _NOTES) if is_noted and target is None and request.audit else ()
 
     async def compile(self, slot: Slot) -> Reply:
         """Returns Lean's verdict, which stands unless it is ``accepted``."""
@@ -232,6 +234,10 @@ class Compilation:
         except AuditError as error:
             return _unaudited(reply, error)
         reply = _after_audit(reply, findings)
+        if reply.verdict == "accepted" and self._names_sorry:
+            return _with_a_sorry(
+                reply, "it names sorryAx, so Lean may have dropped a declaration without an error"
+            )
         if reply.verdict == "accepted" and not found.proved:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
@@ -248,14 +254,15 @@ class Compilation:
         try:
             file = await asyncio.to_thread(read_parts, olean(slot))
             if self._notes:
-                reply = await self._read_examples(slot, reply)
+                notes = await asyncio.to_thread(read_bytes, slot.left / _NOTES, _MOST_NOTES_BYTES)
+                self._names_sorry = may_name_sorry(self._ended.code) and names_sorry(notes, file)
+                reply = await self._read_examples(slot, reply, notes)
         except AuditError as error:
             return _unaudited(reply, error)
         self._file = file
         return reply
 
-    async def _read_examples(self, slot: Slot, reply: Reply) -> Reply:
-        notes = await asyncio.to_thread(read_bytes, slot.left / _NOTES, _MOST_NOTES_BYTES)
+    async def _read_examples(self, slot: Slot, reply: Reply, notes: bytes) -> Reply:
         self._example_names = examples_in(notes)
         salt = secrets.token_hex(8)
         examples = await asyncio.to_thread(Examples, self._ended.text, salt)
@@ -313,10 +320,13 @@ def _after_audit(reply: Reply, findings: Findings) -> Reply:
         text = f"it declares or rests on axioms not allowed: {names}"
         return _rejected(reply, "forbidden_axiom", text)
     if findings.incomplete:
-        note = Message("warning", 1, 0, "leanq: it rests on sorryAx")
-        messages = (*reply.messages, note)
-        return replace(reply, verdict="incomplete", reason="sorry", messages=messages)
+        return _with_a_sorry(reply, "it rests on sorryAx")
     return reply
+
+
+def _with_a_sorry(reply: Reply, text: str) -> Reply:
+    messages = (*reply.messages, Message("warning", 1, 0, f"leanq: {text}"))
+    return replace(reply, verdict="incomplete", reason="sorry", messages=messages)
 
 
 def _denied(reply: Reply, found: Judgement) -> Reply:

@@ -5,20 +5,18 @@ is compiled once more for each example, with that one as ``def _example``. It st
 before it is unchanged, and its name and place are as before. The examples behind it get other
 names, since equal names collide.
 
-Lean's ``.ilean`` file of the text has the names of its examples. leanq may misread a word as an
-example, or miss one. A doubtful word gets a name in a compilation of its own, which must leave no
-constant of that name. Doubtful words share a compilation, unless the text declares tokens: with
-those, one word can decide whether another one is read.
+Lean's notes of the text have the names of its examples: see :mod:`leanq.lean.notes`. leanq may
+misread a word as an example, or miss one. A doubtful word gets a name in a compilation of its own,
+which must leave no constant of that name. Doubtful words share a compilation, unless the text
+declares tokens: with those, one word can decide whether another one is read.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leanq.errors import AuditError
 from leanq.lean.syntax import define, made_up_names, may_be_keyword, string_contents, tokens
 
 NAME = "_example"
@@ -104,20 +102,6 @@ class Examples:
             text = head = f"{code[:start]}def {NAME}"
         text = f"{text}\n{' ' * (column + len(_WORD))}{rest}"
         return Named(text, head.count("\n") + 1, len(head) - len(NAME) - head.rfind("\n") - 1)
-
-
-def examples_in(ilean: bytes) -> tuple[str, ...]:
-    """Returns the names of examples in Lean's notes of a text; raises AuditError."""
-    try:
-        references = json.loads(ilean)["references"]
-        named = {
-            json.loads(key)["c"]["n"]
-            for key, found in references.items()
-            if NAME in key and found["definition"] is not None
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise AuditError(f"its .ilean file cannot be read: {error}") from None
-    return tuple(sorted(name for name in map(str, named) if name.split(".")[-1] == NAME))
 
 
 def may_have_examples(code: str) -> bool:

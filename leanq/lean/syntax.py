@@ -29,6 +29,8 @@ _IDENTIFIER = rf"{_PART}(?:\.{_PART})*"
 _PLAIN_PART = re.compile(f"[{_FIRST}][{_REST}]*")
 _IDENTIFIER_PART = re.compile(_PART)
 
+# Lean has no other blanks: a token may have a no-break space inside.
+_BLANKS = " \t\r\n"
 _SPACE = re.compile(r"(?:[ \t\r\n]++|--[^\n]*+)++")
 _COMMENT_EDGE = re.compile(r"/-|-/")
 
@@ -222,7 +224,7 @@ def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
         literals: the result of :func:`string_contents` for the text.
     """
     start = offset
-    while start and not code[start - 1].isspace():
+    while start and code[start - 1] not in _BLANKS:
         start -= 1
         if offset - start > _MOST_BEFORE:
             return True
@@ -244,7 +246,7 @@ def string_contents(code: str) -> frozenset[str]:
     """Returns all possible contents of strings in a text, whatever its tokens are."""
     pieces = code.split('"')
     decoded = (_ESCAPE.sub(_unescaped, piece) for piece in pieces)
-    return frozenset(piece.strip() for piece in (*pieces, *decoded))
+    return frozenset(piece.strip(_BLANKS) for piece in (*pieces, *decoded))
 
 
 def _unescaped(match: re.Match[str]) -> str:

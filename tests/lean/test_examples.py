@@ -15,7 +15,8 @@ from support.images import Lean
 from leanq.errors import AuditError
 from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.survey import places
-from leanq.lean.examples import NAME, Examples, examples_in, may_have_examples
+from leanq.lean.examples import NAME, Examples, may_have_examples
+from leanq.lean.notes import examples_in, names_sorry
 from leanq.lean.syntax import may_be_keyword, string_contents
 
 
@@ -68,6 +69,9 @@ def test_the_examples_before_one_stay_and_those_behind_get_other_names() -> None
         ('infix "⋆\\x2e" => f\n#check ⋆.|example', True),
         ('infix "(a." => f\n#check (a.|example', True),
         ('infix "(a\\u002e" => f\n#check (a.|example', True),
+        # To Lean a no-break space is no blank.
+        ('infix "⋆\u00a0x." => f\n#check ⋆\u00a0x.|example', True),
+        ('infix "\u00a0(x." => f\n#check \u00a0(x.|example', True),
         ("x.|example", False),
         ("(x.|example", False),
         ("[my_|example]", False),
@@ -126,22 +130,34 @@ def test_time_is_linear(piece: str) -> None:
 # What Lean notes
 
 
-def noted(lean: Lean, folder: Path, code: str) -> tuple[str, ...]:
+def noted(lean: Lean, folder: Path, code: str) -> bytes:
     command = [*lean.environment.toolchain.command, "-i", "notes.ilean", "--stdin"]
     env = lean.environment.process_env()
     done = subprocess.run(
         command, input=code.encode(), cwd=folder, env=env, capture_output=True, timeout=300
     )
     assert done.returncode == 0, done.stdout
-    return examples_in((folder / "notes.ilean").read_bytes())
+    return (folder / "notes.ilean").read_bytes()
 
 
 @pytest.mark.slow
 def test_lean_notes_its_examples(lean: Lean, tmp_path: Path) -> None:
     code = "prelude\nimport Core\n-- an example\ntheorem t : True := True.intro\n"
-    assert noted(lean, tmp_path, code) == ()
+    assert examples_in(noted(lean, tmp_path, code)) == ()
     code += "example : True := True.intro\nnamespace «a b»\nexample := True\nend «a b»\n"
-    assert noted(lean, tmp_path, code) == ("_example", "«a b»._example")
+    assert examples_in(noted(lean, tmp_path, code)) == ("_example", "«a b»._example")
+
+
+@pytest.mark.slow
+def test_lean_notes_a_sorry_by_which_it_drops_a_declaration(lean: Lean, tmp_path: Path) -> None:
+    code = "prelude\nimport Core\n-- no sorryAx\ntheorem t : True := True.intro\n"
+    assert not names_sorry(noted(lean, tmp_path, code), [b"compiled"])
+    code += "theorem u : sorryAx Nat true := missing\n"
+    assert names_sorry(noted(lean, tmp_path, code), [b"compiled"])
+
+
+def test_notation_with_a_sorry_has_its_name_in_the_compiled_file() -> None:
+    assert names_sorry(b'{"references": {}}', [b"olean", b"\0sorryAx\0"])
 
 
 @given(
@@ -153,6 +169,8 @@ def test_lean_notes_its_examples(lean: Lean, tmp_path: Path) -> None:
 def test_damaged_notes_end_in_order(data: bytes) -> None:
     with contextlib.suppress(AuditError):
         examples_in(data)
+    with contextlib.suppress(AuditError):
+        names_sorry(data, [])
 
 
 CORPUS = """prelude

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.libraries import Library, has_modules
 from support.sites import Site, check
 
 BY_NAME = """import Lean
@@ -28,6 +29,11 @@ CHEATS = {
         '  | (have : (unreachable! : Nat) = mkPanicMessageWithDecl "" "" 4 13 "" := rfl\n'
         f"     exact False)\n  | exact True) := {PROOF}\n",
         "unverified statement_differs",
+    ),
+    "has a local declaration that it does not use": (
+        "import Init\nset_option warn.sorry false\nexample : True := by\n"
+        "  let rec t : False := sorryAx _ true\n  exact True.intro\n",
+        "incomplete sorry",
     ),
     "is hidden behind another token": (
         "import Init\nset_option warn.sorry false\n#versionexample : False := sorryAx _ false\n"
@@ -76,3 +82,28 @@ async def test_honest_examples_are_accepted(real_site: Site) -> None:
         ("propext",),
     ) or reply.verdict == "accepted", reply.messages
     assert [theorem.name for theorem in reply.theorems] == ["my_example"]
+
+
+PUBLIC = """module
+set_option warn.sorry false
+public class M (n : Nat) where
+  says : Prop
+public instance : M 0 := ⟨True⟩
+@[instance high, instance_reducible] private def hidden : M 0 := ⟨False⟩
+"""
+
+
+async def test_an_example_may_rest_on_what_a_public_definition_does_not_see(
+    library: Library, real_site: Site
+) -> None:
+    if not has_modules(library.layout):
+        pytest.skip("this layout has no files of the module system")
+    driver = await real_site.driver()
+    stated = f"example : M.says 0 := {PROOF}\n"
+    for code, expected in {
+        f"{PUBLIC}{stated}": "incomplete sorry",
+        f"{PUBLIC}public section\n{stated}end\n": "unverified statement_differs",
+        f"{PUBLIC}example (n : Nat) : n + 0 = n := rfl\n": "accepted None",
+    }.items():
+        reply = await driver.run(check(code))
+        assert f"{reply.verdict} {reply.reason}" == expected, (code, reply.messages)

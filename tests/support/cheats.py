@@ -16,7 +16,8 @@ TABLE: dict[str, dict[str, Any]] = tomllib.loads((CHEATS / "table.toml").read_te
 
 
 def text(name: str) -> str:
-    return (CHEATS / f"{name}.lean").read_text()
+    # With the carriage returns that some have.
+    return (CHEATS / f"{name}.lean").read_bytes().decode()
 
 
 def target(name: str) -> str:

@@ -187,14 +187,21 @@ class _Bench:
         here = [name for name in by_name if name in known and known[name][1][:2] == place]
         if len(here) != 1 or display(here[0]) not in names:
             raise _told_apart(f"there is none on line {place[0]}, where the text seems to have one")
+        if image.is_module and here[0][0] != "_private":
+            raise _told_apart(
+                f"the one on line {place[0]} stands in a public section, where Lean reads a "
+                "definition without private names; move it out of the section"
+            )
+        # Its local declarations, which it need not use, have their names below its own.
+        made = [name for name in constants if name[: len(here[0])] == here[0]]
         references: dict[Name, set[Name]] = {}
         if self.kernel is not None:
             self.kernel.env = self._header_env
             renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
             judge = Judge(self.kernel, image, constants, renamed)
-            judge.run(here)
+            judge.run(made)
             references = judge.references
-        reached = led_to(image, constants, here[0], references)
+        reached = led_to(image, constants, made, references)
         own = {name: constants[name] for name in reached}
         if self.kernel is not None:
             check_reserved(image, own, self._declaring(self.kernel))

@@ -119,15 +119,15 @@ def survey(
 def led_to(
     image: Image,
     constants: Mapping[Name, Raw],
-    start: Name,
+    start: Iterable[Name],
     known: Mapping[Name, AbstractSet[Name]],
 ) -> dict[Name, AbstractSet[Name]]:
-    """Returns the file's own constants that one of them leads to, each with its references.
+    """Returns the file's own constants that some of them lead to, each with its references.
 
     ``known``: the references of some of them.
     """
     found: dict[Name, AbstractSet[Name]] = {}
-    todo = [start]
+    todo = [*start]
     while todo:
         name = todo.pop()
         if name in found or name not in constants:

@@ -1,0 +1,4 @@
+prelude
+import Core
+theorem t : True := True.intro
+/- theorem u : False := sorry

@@ -1,0 +1,3 @@
+prelude
+import Core
+theorem t : Nat := 5
