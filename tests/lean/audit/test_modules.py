@@ -159,8 +159,8 @@ async def test_a_header_says_whether_a_file_is_a_module(judges: Judges, lean: Le
     assert "module system" in found.text
 
 
-async def test_what_lean_makes_again_is_accepted(judges: Judges, lean: Lean) -> None:
-    """A file whose parts are alike has one root for all of them."""
+async def test_a_file_whose_parts_share_one_root_is_accepted(judges: Judges, lean: Lean) -> None:
+    # Its parts are alike, for it declares nothing.
     code = "module\nprelude\npublic import Base\n"
     assert (await judged(judges, lean, code)).proved
 
