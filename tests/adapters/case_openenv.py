@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from openenv.core import GenericEnvClient
+from support.provers import Flatterer
 
 from adapters.cheats import STATEMENT, directly
+from leanq.trainers.openenv_server import LeanEnvironment, TacticAction
 
 COUNT, AT_ONCE = 64, 16
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "openenv_server.py"
@@ -39,6 +41,15 @@ async def proves(url: str, tactics: list[str], **reset: Any) -> list[tuple[float
         await env.reset(**reset)
         found = [await env.step({"tactic": tactic}) for tactic in tactics]
     return [(each.reward, each.done) for each in found]
+
+
+async def nothing_pays_but_a_verification() -> None:
+    lean = Flatterer()
+    env = LeanEnvironment(lean)
+    await env.reset_async(statement=STATEMENT)
+    seen = await env.step_async(TacticAction(tactic="exact And.intro h.right h.left"))
+    assert (seen.reward, seen.done) == (0.0, False)
+    assert lean.asked[:3] == ["check", "step", "verify"]
 
 
 async def scenario(url: str) -> float:
@@ -92,6 +103,7 @@ def main() -> None:
                 assert server.poll() is None, "the server has ended"
                 assert time.monotonic() < deadline, "the server does not listen"
                 time.sleep(0.1)
+        asyncio.run(nothing_pays_but_a_verification())
         direct = directly(96)
         rate = asyncio.run(scenario(f"http://127.0.0.1:{port}"))
     finally:

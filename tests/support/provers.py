@@ -58,3 +58,27 @@ class TableProver:
     async def verify(self, target: str | None, code: str, **_: object) -> Reply:
         self.verified.append(code)
         return Reply(self.checks)
+
+
+STATE = "0" * 64
+
+
+class Flatterer:
+    """Accepts each check and each step, and no verification."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def check(self, code: str, **_: object) -> Reply:
+        self.asked.append("check")
+        if "sorry" in code:
+            return Reply("incomplete", sorries=(Sorry(1, 0, "⊢ p", STATE),), reason="sorry")
+        return Reply("accepted")
+
+    async def step(self, state: str, tactic: str, **_: object) -> Reply:
+        self.asked.append("step")
+        return Reply("accepted")
+
+    async def verify(self, target: str | None, code: str, **_: object) -> Reply:
+        self.asked.append("verify")
+        return Reply("rejected", reason="statement_differs")

@@ -1,4 +1,8 @@
-"""Nothing pays for a check or a step: all rewards are of verifications."""
+"""Nothing pays for a check or a step: all rewards are of verifications.
+
+tests/adapters says the same of environments, beside the library that each needs, and
+tests/campaigns/test_campaign_replay.py of campaigns.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.gateways import Gateway
 from support.paths import ROOT
+from support.provers import Flatterer
 
-from leanq.queue.requests import Reply, Sorry
 from leanq.trainers.reward_server import make_app
 from leanq.trainers.rewards import LeanReward, proof_text
 from leanq.trainers.search import ProofSearch, SearchNode
@@ -20,28 +25,6 @@ from leanq.trainers.trl_reward import TrlReward
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 STATEMENT = "theorem t (p : Prop) (h : p) : p := sorry"
-STATE = "0" * 64
-
-
-class Flatterer:
-    """Accepts each check and each step, and no verification."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    async def check(self, code: str, **_: object) -> Reply:
-        self.asked.append("check")
-        if "sorry" in code:
-            return Reply("incomplete", sorries=(Sorry(1, 0, "⊢ p", STATE),), reason="sorry")
-        return Reply("accepted")
-
-    async def step(self, state: str, tactic: str, **_: object) -> Reply:
-        self.asked.append("step")
-        return Reply("accepted")
-
-    async def verify(self, target: str | None, code: str, **_: object) -> Reply:
-        self.asked.append("verify")
-        return Reply("rejected", reason="statement_differs")
 
 
 @pytest.mark.parametrize(
@@ -93,3 +76,10 @@ def test_two_places_alone_make_a_reward_of_a_verdict() -> None:
     }
     # The one verifies; the other is called by it, and by campaigns for rows with a target.
     assert calls == {"leanq/trainers/rewards.py", "leanq/trainers/replay_writer.py"}
+
+
+async def test_no_route_of_the_gateway_names_a_reward(gateway: Gateway) -> None:
+    for interface in ("/v1/openapi.json", "/api/openapi.json"):
+        described = (await gateway.http.get(interface)).json()
+        assert described["paths"]
+        assert "reward" not in str(described).lower(), interface
