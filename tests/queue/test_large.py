@@ -356,20 +356,6 @@ async def test_a_client_that_attaches_leaves_the_body_alone(shard: Shard, client
     assert [request_id for request_id, _ in shard.dump().inbox["e"]] == ["r"]
 
 
-@pytest.mark.parametrize("want", [1, 2], ids=["exchange", "claim"])
-async def test_a_lease_of_the_release_before_is_read(shard: Shard, want: int) -> None:
-    """It does not say whether its request is detached, since none was."""
-    await shard.submit("r")
-    done = settlement(await shard.job())
-    place = f"{shard.tag}:phase"
-    lease = shard.server.hget(place, "r")
-    assert lease
-    assert lease.endswith(b"\0\0")
-    shard.server.hset(place, "r", lease[:-1])
-    assert (await shard.claim(want=want, settle=[done])).accepted == (True,)
-    check(shard)
-
-
 # The worker
 
 

@@ -14,8 +14,8 @@ local processing = tag .. ':processing:' .. worker
 -- The lease, and whatever is rare.
 local lease = call('HGET', phases, request_id)
 if phase.kind(lease) ~= phase.LEASED then return false end
-local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, rest =
-  struct.unpack('sssssssss', lease, 2)
+local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, detached =
+  struct.unpack('ssssssssss', lease, 2)
 if lease_token ~= settled_token or lease_environment ~= environment or charge ~= '' or client == ''
   or string.find(client, ' ', 1, true) then return false end
 local upload = uploaded and tag .. ':upload:' .. settled_token .. ':' .. request_id
@@ -98,7 +98,7 @@ end
 publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
 held = held - call('ZREM', processing, request_id)
 if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
-if phase.detached(lease, rest) ~= '' then call('UNLINK', record.body_key(request_id)) end
+if detached ~= '' then call('UNLINK', record.body_key(request_id)) end
 counters.write()
 if run_key and remember_ms > 0 and fingerprint ~= '' then
   publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)

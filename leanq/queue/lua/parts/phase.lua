@@ -17,16 +17,13 @@ function phase.leased(token, worker, client, environment, isolated, digest, affi
     .. detached .. '\0'
 end
 
--- Returns the last field of a lease, which begins at `rest`; leases of an older release have none.
-function phase.detached(text, rest) return string.sub(text, rest, -2) end
-
 function phase.read_lease(text)
   if phase.kind(text) ~= phase.LEASED then return nil end
-  local token, worker, client, environment, isolated, digest, affinity, tenant, charge, rest =
-    struct.unpack('sssssssss', text, 2)
+  local token, worker, client, environment, isolated, digest, affinity, tenant, charge, detached =
+    struct.unpack('ssssssssss', text, 2)
   return {token = token, worker = worker, client = client, environment = environment,
     isolated = isolated, digest = digest, affinity = affinity, tenant = tenant, charge = charge,
-    detached = phase.detached(text, rest)}
+    detached = detached}
 end
 
 -- Writes a lease again, with another client to hear of its end.
