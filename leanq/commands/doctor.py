@@ -24,7 +24,7 @@ from leanq.commands import options
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError, UnavailableError
 from leanq.fleet.durations import duration
-from leanq.fleet.stats import degraded_of, info_of
+from leanq.fleet.stats import degraded_of
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import fault_of_forks
@@ -43,6 +43,7 @@ from leanq.queue.settings import Settings, without_password
 from leanq.queue.shape import check_shape
 from leanq.queue.shard import Shard
 from leanq.queue.up_file import UpFile
+from leanq.queue.wire import info_of
 from leanq.states import MemoryStates
 
 _FULL = 0.97  # share of maxmemory

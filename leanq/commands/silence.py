@@ -12,7 +12,6 @@ from typing import NoReturn
 import click
 
 from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError
-from leanq.fleet.stats import environments_in, info_of
 from leanq.producer.request_builder import Check
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import Settings, without_password
@@ -80,7 +79,7 @@ async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], boo
         name = without_password(queue.shard.settings.url)
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
-                workers, paused = await queue.living(), await queue.shard.paused()
+                offered, paused = await queue.served(), await queue.shard.paused()
         except NotPermittedError:
             # This user may not ask.
             return set(), False
@@ -90,7 +89,7 @@ async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], boo
         except TimeoutError:
             failed.add(f"no answer from {name} for {_ANSWERS_WITHIN_S:g} s; the requests wait")
             continue
-        served = served or any(env in environments_in(info_of(info)) for info in workers)
+        served = served or env in offered
         for kind, what, each in (("e", "environment", env), ("t", "tenant", tenant)):
             if f"{kind}:{each}" in paused:
                 held.add(f"the {what} {each!r} is paused; the requests wait (leanq resume)")

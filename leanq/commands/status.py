@@ -30,13 +30,13 @@ from leanq.fleet.stats import (
     degraded_of,
     environments_of,
     fleet_stats_of,
-    info_of,
     unsized,
 )
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import merged
 from leanq.queue.settings import Settings, without_password
 from leanq.queue.shape import check_shape
+from leanq.queue.wire import info_of
 
 _EVERY_S = 1.0
 # Rates are over so many looks: enough to be read, few enough to follow.

@@ -23,8 +23,9 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from leanq.errors import UsageError
-from leanq.fleet.stats import FleetStats, Times, degraded_of, info_of
+from leanq.fleet.stats import FleetStats, Times, degraded_of
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, GATEWAY, SCALER, WORKER, Kind, Metric
+from leanq.queue.wire import info_of
 
 Sample = tuple[str, tuple[str, ...], float | Times]
 """A metric's name, the values of its labels, and its value."""

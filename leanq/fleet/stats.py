@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from leanq.errors import WireError
-from leanq.queue import wire
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import Status, merged
 from leanq.queue.settings import Settings
+from leanq.queue.wire import environments_in, info_of
 
 _T = TypeVar("_T")
 
@@ -205,21 +204,6 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
         if isinstance(answer, BaseException):
             raise answer
     return cast("list[_T]", answers)
-
-
-def info_of(data: bytes) -> dict[str, Any]:
-    """Returns what a worker or an environment says of itself; empty if it cannot be read."""
-    # Any client may have written this; a look must survive it.
-    try:
-        return wire.unpack_info(data)
-    except WireError:
-        return {}
-
-
-def environments_in(info: Mapping[str, Any]) -> list[str]:
-    """Returns the environments that a worker says it offers."""
-    offered = info.get("environments")
-    return [str(name) for name in offered] if isinstance(offered, list) else []
 
 
 def fingerprints_of(info: Mapping[str, Any]) -> dict[str, str]:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats, info_of
+from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats
 from leanq.gateway.keys import Key
 from leanq.queue.settings import Settings
+from leanq.queue.wire import info_of
 
 _FRESH_S = 1.0
 

@@ -15,7 +15,6 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from leanq.errors import NotPermittedError, UnavailableError
-from leanq.fleet.stats import environments_in, info_of
 from leanq.producer.route import NoWorker
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import without_password
@@ -92,9 +91,8 @@ class WorkerWatch:
             answered = {name for shard in self._shards for name in shard.take_answered()}
             if due := self._silence.due(waiting.keys(), answered, time.monotonic()):
                 try:
-                    served, paused = await self._served(), await self._queue.shard.paused()
+                    served, paused = await self._queue.served(), await self._queue.shard.paused()
                 except NotPermittedError as error:
-                    # Users made for an older release may lack the right.
                     names = ", ".join(due)
                     log.warning("whether a worker is alive for %s is unknown: %s", names, error)
                     return
@@ -111,12 +109,9 @@ class WorkerWatch:
                 waiting[environment][tenant] += count
         return waiting
 
-    async def _served(self) -> list[str]:
-        """Returns the environments of living workers."""
-        workers = await self._queue.living()
-        return sorted({name for info in workers for name in environments_in(info_of(info))})
-
-    def _look(self, served: Sequence[str], paused: Mapping[str, float], due: Sequence[str]) -> None:
+    def _look(
+        self, served: AbstractSet[str], paused: Mapping[str, float], due: Sequence[str]
+    ) -> None:
         # Some may have ended while the server was asked.
         waiting = self._waiting()
         for name in due:
@@ -137,7 +132,7 @@ class WorkerWatch:
                 f"no worker is alive for the environment {name!r} at "
                 f"{without_password(self._queue.shard.settings.url)}: {requests}; "
                 f"start one with 'leanq worker', or check the environment's name "
-                f"(workers are alive for: {', '.join(served) or 'none'})"
+                f"(workers are alive for: {', '.join(sorted(served)) or 'none'})"
             )
             if self._no_worker == "warn":
                 log.warning("%s", text)

@@ -22,6 +22,7 @@ from leanq.queue.results import (
 )
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.shard import Shard, new_token, text_of
+from leanq.queue.wire import environments_in, info_of
 
 # Each entry holds all replies that one call settled for the client.
 _INBOX_ENTRIES = 250
@@ -177,8 +178,8 @@ class ClientQueue:
         (found,) = await self.shard.ask(("MGET", *names))
         return [None if data is None or is_record(data) else data for data in found]
 
-    async def living(self) -> list[bytes]:
-        """Returns each living worker's description of itself; clients' users may ask this."""
+    async def served(self) -> set[str]:
+        """Returns the environments of living workers; clients' users may ask this."""
         ((seconds, _),) = await self.shard.ask(("TIME",))
         living, names = await self.shard.ask(
             ("ZCOUNT", self.shard.keys.workers, int(seconds) * 1000, "+inf"),
@@ -189,7 +190,7 @@ class ClientQueue:
         (found,) = await self.shard.ask(
             ("HMGET", f"{self.shard.keys.tag}:info", "", *names[:living])
         )
-        return [info for info in found if info is not None]
+        return {name for info in found if info for name in environments_in(info_of(info))}
 
 
 _QUEUED = Queued()

@@ -138,6 +138,21 @@ def unpack_info(data: bytes) -> dict[str, Any]:
     return value
 
 
+def info_of(data: bytes) -> dict[str, Any]:
+    """Returns what a worker or an environment says of itself; empty if it cannot be read."""
+    # Any client may have written this; a look must survive it.
+    try:
+        return unpack_info(data)
+    except WireError:
+        return {}
+
+
+def environments_in(info: Mapping[str, Any]) -> list[str]:
+    """Returns the environments that a worker says it offers."""
+    offered = info.get("environments")
+    return [str(name) for name in offered] if isinstance(offered, list) else []
+
+
 def _packed_reply(token: str, reply: Reply) -> bytes:
     try:
         return _encode((token, VERSION, reply))

@@ -30,7 +30,8 @@ from lightkube.resources.core_v1 import Pod
 
 from leanq.errors import TargetError, UsageError
 from leanq.fleet.scaler.targets import Idleness, Ordered
-from leanq.fleet.stats import FleetStats, info_of
+from leanq.fleet.stats import FleetStats
+from leanq.queue.wire import info_of
 
 log = logging.getLogger("leanq.scaler")
 

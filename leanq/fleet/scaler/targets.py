@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leanq.errors import UsageError
-from leanq.fleet.stats import FleetStats, info_of
+from leanq.fleet.stats import FleetStats
 from leanq.queue.results import WorkerRow
+from leanq.queue.wire import info_of
 
 
 @dataclass(frozen=True, slots=True)

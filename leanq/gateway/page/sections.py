@@ -13,12 +13,13 @@ from typing import Any, get_args
 
 from leanq.fleet.durations import duration
 from leanq.fleet.history import periods
-from leanq.fleet.stats import EnvironmentStats, degraded_of, info_of, unsized
+from leanq.fleet.stats import EnvironmentStats, degraded_of, unsized
 from leanq.gateway.page.looks import SHOWN, FleetLooks, Look, Totals
 from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.recent import RecentRequests
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.requests import LEAN_VERDICTS, Verdict
+from leanq.queue.wire import info_of
 
 DAY_S = 86_400
 _CHART_PERIOD_S = 900
