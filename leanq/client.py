@@ -1,7 +1,8 @@
 """Clients: ``LeanQClient`` for threads and scripts, ``AsyncLeanQClient`` for asyncio.
 
 Both send requests in batches, hold at most two connections to each shard, and wait for any number
-of replies with one blocking read. Both survive a restart of Redis while they wait.
+of replies with one blocking read. Both survive a restart of Redis while they wait. Each way to the
+queue that most clients do not take is imported where it is taken.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, get_args
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
-from leanq.producer.cluster_router import ClusterRouter, Clusters
+from leanq.producer.destination import Clusters, Gateway, is_gateway
 from leanq.producer.future_client import FutureClient, LeanQFuture
-from leanq.producer.gateway_url import Gateway, is_gateway
-from leanq.producer.recording import RecordingRoute, folder_of
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     Check,
@@ -38,7 +38,6 @@ from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.up_file import find_url
 
 if TYPE_CHECKING:
     from leanq.campaigns.client import AsyncCampaignsClient, CampaignRoute, CampaignsClient
@@ -68,7 +67,10 @@ class _Client:
         insecure_http: bool = False,
         record: bool | str | os.PathLike[str] = False,
     ) -> None:
-        url = find_url(os.environ) if url is None else url
+        if url is None:
+            from leanq.queue.up_file import find_url
+
+            url = find_url(os.environ)
         self._gateway: Gateway | None = None
         if isinstance(url, str) and is_gateway(url):
             key = os.environ.get("LEANQ_KEY") if key is None else key
@@ -92,7 +94,11 @@ class _Client:
         self.settings = self._clusters.each[0]
         self._builder = RequestBuilder(self.settings, tenant, seals=self._gateway is not None)
         self.tenant = tenant
-        self._record = folder_of(record)
+        self._journals: Path | None = None
+        if record is not False:
+            from leanq.producer.recording import folder_of
+
+            self._journals = folder_of(record)
         self._made()
 
     def _made(self) -> None:
@@ -128,11 +134,15 @@ class _Client:
 
     def _new_route(self) -> Route:
         route = self._route_to_queue()
-        return route if self._record is None else RecordingRoute(route, self._record)
+        if self._journals is None:
+            return route
+        from leanq.producer.recording import RecordingRoute
+
+        return RecordingRoute(route, self._journals)
 
     def _route_to_queue(self) -> Route:
         if self._gateway:
-            # This is half of a client's imports, and most clients do not need it.
+            # This is half of a client's imports.
             from leanq.producer.gateway_route import GatewayRoute
 
             return GatewayRoute(
@@ -142,6 +152,8 @@ class _Client:
                 timings=self.timings,
             )
         if len(self._clusters.each) > 1:
+            from leanq.producer.cluster_router import ClusterRouter
+
             return ClusterRouter(
                 self._clusters,
                 when_full=self._when_full,

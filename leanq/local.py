@@ -43,8 +43,7 @@ from leanq.lean.recipes import read_recipe
 from leanq.producer import arguments
 from leanq.producer.future_client import FutureClient
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest, RequestBuilder
-from leanq.producer.route import Waiter
-from leanq.producer.route_tasks import failed
+from leanq.producer.route import Waiter, failed
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.wire import unpack_request

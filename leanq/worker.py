@@ -23,8 +23,7 @@ from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
 from leanq.queue.settings import Settings
-from leanq.queue.shape import announce_shape
-from leanq.queue.shard import Shard
+from leanq.queue.shard import Shard, announce_shape
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")

@@ -29,8 +29,8 @@ from leanq.campaigns.submitted import (
     submit_rows,
 )
 from leanq.errors import InvalidRequestError, UnavailableError, UsageError
+from leanq.producer.destination import Gateway
 from leanq.producer.gateway_route import problem_in, unavailable
-from leanq.producer.gateway_url import Gateway
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, Check
 from leanq.queue.settings import Settings
 

@@ -40,8 +40,7 @@ from leanq.local import EmbeddedServer, embedded_settings, find_server
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.shape import check_shape
-from leanq.queue.shard import Shard
+from leanq.queue.shard import Shard, check_shape
 from leanq.queue.up_file import UpFile
 from leanq.queue.wire import info_of
 from leanq.states import MemoryStates

@@ -35,7 +35,7 @@ from leanq.fleet.stats import (
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import merged
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.shape import check_shape
+from leanq.queue.shard import check_shape
 from leanq.queue.wire import info_of
 
 _EVERY_S = 1.0

@@ -29,8 +29,7 @@ from leanq.queue import wire
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.reaper import reap
 from leanq.queue.results import Renewed, Status, Stop, Times
-from leanq.queue.shape import announce_shape
-from leanq.queue.shard import Shard, backoff_s, new_token
+from leanq.queue.shard import Shard, announce_shape, backoff_s, new_token
 from leanq.queue.worker_queue import WorkerQueue
 
 log = logging.getLogger("leanq.worker")

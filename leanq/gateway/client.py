@@ -29,8 +29,8 @@ from leanq.errors import (
 from leanq.gateway.pending import End, Pending, RequestName, lost
 from leanq.gateway.recent import RecentRequests
 from leanq.lean.recipes import read_recipe
+from leanq.producer.outstanding import conflict
 from leanq.producer.request_builder import Check, PreparedRequest, RequestBuilder
-from leanq.producer.shard_client import conflict
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import OperatorQueue

@@ -17,8 +17,8 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, Self
 
 from leanq.errors import ConflictError, InvalidRequestError, LeanQError, LostError
+from leanq.producer.outstanding import conflict
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.shard_client import conflict
 from leanq.queue.keys import shard_of
 from leanq.queue.requests import Reply, content_of
 

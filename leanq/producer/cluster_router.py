@@ -12,7 +12,7 @@ import asyncio
 import math
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -28,105 +28,16 @@ from leanq.errors import (
     RequestError,
     UnavailableError,
     UnknownStateError,
-    UsageError,
 )
-from leanq.producer import arguments
+from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply
 from leanq.queue.scripts import script_text
-from leanq.queue.settings import Settings, each_cluster, without_password
+from leanq.queue.settings import Settings, without_password
 from leanq.queue.shard import Shard, backoff_s
-
-_MAX_WEIGHT = 1e9
-
-
-class Clusters:
-    """A client's clusters and their weights, which any thread may change at any time.
-
-    Raises:
-        UsageError: no cluster, one twice, unlike numbers of shards, or weights out of range.
-    """
-
-    def __init__(self, each: Sequence[tuple[Settings, float]]) -> None:
-        self.each = tuple(settings for settings, _ in each)
-        if not each:
-            raise UsageError("a client needs at least one URL")
-        if len({settings.url for settings in self.each}) < len(self.each):
-            raise UsageError("a cluster is named twice")
-        if len({settings.shards for settings in self.each}) > 1:
-            raise UsageError("clusters of one client must have the same number of shards")
-        self._weights = _checked({settings.url: weight for settings, weight in each})
-
-    @classmethod
-    def load(
-        cls,
-        url: str | Settings | Sequence[str | Settings],
-        weights: Sequence[float] | None,
-        environ: Mapping[str, str],
-    ) -> Clusters:
-        """Returns the clusters at ``url``: a URL, several, or a text that names several."""
-        named: list[tuple[str | Settings, float | None]]
-        if isinstance(url, str):
-            named = [*each_cluster(url)]
-        elif isinstance(url, Settings):
-            named = [(url, None)]
-        elif isinstance(url, Sequence) and all(isinstance(each, str | Settings) for each in url):
-            named = [(each, None) for each in url]
-        else:
-            raise arguments.wrong_type("url", "a URL, Settings, or a list of these", url)
-        if weights is not None:
-            if not isinstance(weights, Sequence):
-                raise arguments.wrong_type("weights", "a list of numbers", weights)
-            if any(weight is not None for _, weight in named):
-                raise UsageError("the weights stand in the URL and beside it; give them once")
-            if len(weights) != len(named):
-                raise UsageError(f"there are {len(weights)} weights for {len(named)} clusters")
-            numbers = [arguments.number("a weight", weight) for weight in weights]
-            named = [(each, weight) for (each, _), weight in zip(named, numbers, strict=True)]
-        return cls(
-            [
-                (
-                    each if isinstance(each, Settings) else Settings.load(each, environ),
-                    1.0 if weight is None else weight,
-                )
-                for each, weight in named
-            ]
-        )
-
-    def weight(self, url: str) -> float:
-        """Returns the weight of the cluster at ``url``."""
-        return self._weights[url]
-
-    def change(self, weights: Mapping[str, float]) -> None:
-        """Changes the weights of the clusters at these URLs. The others keep theirs.
-
-        Raises:
-            UsageError: not a cluster of this client, or weights out of range.
-        """
-        if not isinstance(weights, Mapping):
-            raise arguments.wrong_type("weights", "numbers by URL (dict)", weights)
-        for url in weights:
-            if arguments.text("a URL", url) not in self._weights:
-                raise UsageError(f"the client has no cluster {without_password(url)!r}")
-        changed = {url: arguments.number("a weight", weight) for url, weight in weights.items()}
-        # Replace the dict, so that no other thread reads it half changed.
-        self._weights = _checked({**self._weights, **changed})
-
-
-def _checked(weights: dict[str, float]) -> dict[str, float]:
-    for url, weight in weights.items():
-        if not 0 <= weight <= _MAX_WEIGHT:
-            name = without_password(url)
-            raise UsageError(
-                f"the weight of {name} is {weight:g}; it must lie in 0 to {_MAX_WEIGHT:g}"
-            )
-    if not any(weights.values()):
-        raise UsageError("all weights are 0; at least one weight must be positive")
-    return weights
-
 
 # How many states to remember with their cluster, which then need no lookup.
 _STATES_REMEMBERED = 100_000

@@ -38,8 +38,7 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import ClientTimings, Waiter
-from leanq.producer.route_tasks import RouteTasks
+from leanq.producer.route import ClientTimings, RouteTasks, Waiter
 from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
 from leanq.queue.shard import backoff_s
 from leanq.queue.wire import unpack_request

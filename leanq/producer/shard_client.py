@@ -17,36 +17,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-
-from msgspec import Struct
 
 from leanq.errors import (
     ClosedError,
-    ConflictError,
-    InvalidRequestError,
     LeanQError,
     LostError,
     NotPermittedError,
     NoWorkerError,
     QueueFullError,
-    RequestError,
     UnavailableError,
     UnknownEnvironmentError,
-    WireError,
 )
-from leanq.producer.route import ClientTimings, Waiter, WhenFull
-from leanq.producer.route_tasks import RouteTasks
-from leanq.queue import wire
+from leanq.producer.outstanding import Outstanding, OutstandingRequests, conflict
+from leanq.producer.route import ClientTimings, RouteTasks, Waiter, WhenFull
 from leanq.queue.client_queue import ClientQueue
-from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
     Conflict,
@@ -55,11 +45,9 @@ from leanq.queue.results import (
     Submission,
     Submitted,
     UnknownEnvironment,
-    is_reply_to,
 )
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
-from leanq.queue.shape import check_shape
-from leanq.queue.shard import backoff_s, in_batches
+from leanq.queue.shard import backoff_s, check_shape, in_batches
 
 log = logging.getLogger("leanq.client")
 
@@ -116,25 +104,167 @@ class Inbox:
         self._position = reached
 
 
-class _Outstanding(Struct, eq=False):
-    """A request whose end is awaited. Times are by the monotonic clock.
+class Submitter:
+    """Sends requests and withdrawals: all that gathered during its last call, as one batch.
 
-    Attributes:
-        submission: the request; None if only its request id is known.
-        waiter: waits for its end.
-        silence_s: how long to wait for a reply before asking the server for it.
-        ask_at_s: when to ask; 0 until the request is sent.
-        expires_at_s: when its deadline has passed.
-        known: whether the server has taken it in.
+    Args:
+        queue: the shard.
+        client: the name of the client's inbox.
+        requests: the client's outstanding requests.
+        when_full: whether a submit that meets a full queue waits or raises.
+        slow_submit_s: seconds without an answer before ``on_trouble`` is called.
+        on_trouble: called when a submit is slow.
     """
 
-    request_id: str
-    submission: Submission | None
-    waiter: Waiter
-    silence_s: float
-    ask_at_s: float = 0.0
-    expires_at_s: float = math.inf
-    known: bool = False
+    def __init__(
+        self,
+        queue: ClientQueue,
+        client: str,
+        requests: OutstandingRequests,
+        *,
+        when_full: WhenFull,
+        slow_submit_s: float,
+        on_trouble: Callable[[], None] | None,
+    ) -> None:
+        self._queue = queue
+        self._client = client
+        self._requests = requests
+        self._when_full: WhenFull = when_full
+        self._slow_submit_s = slow_submit_s
+        self._on_trouble = on_trouble
+        self._outbox: deque[Outstanding] = deque()
+        self._withdrawn: list[str] = []
+        self._sending = asyncio.Lock()
+        self._work = asyncio.Event()
+        self._warn_of_full_at_s = 0.0
+
+    def send(self, entry: Outstanding) -> None:
+        """Sends a request with the next batch, unless it has ended by then."""
+        if entry.request_id in self._requests:
+            self._outbox.append(entry)
+            self._work.set()
+
+    def withdraw(self, request_ids: Iterable[str]) -> None:
+        """Withdraws requests from the queue, behind the next batch."""
+        self._withdrawn += request_ids
+        self._work.set()
+
+    def drop_unsent(self) -> None:
+        """Forgets the requests that gathered."""
+        self._outbox.clear()
+
+    async def has_work(self) -> None:
+        """Waits until there is something to send."""
+        await self._work.wait()
+        self._work.clear()
+
+    async def send_batch(self) -> bool:
+        """Sends a batch of all that gathered; returns False if there was nothing.
+
+        Raises UnavailableError, and keeps what was not sent.
+        """
+        # Send one batch at a time: no request may reach the server after its own withdrawal.
+        async with self._sending:
+            if not (self._outbox or self._withdrawn):
+                return False
+            try:
+                if batch := self._next_batch():
+                    await self._submit(batch)
+                if request_ids := self._withdrawn[:_BATCH_REQUESTS]:
+                    await self._queue.cancel(request_ids)
+                    del self._withdrawn[: len(request_ids)]
+            except UnavailableError:
+                self._work.set()
+                raise
+            return True
+
+    def _next_batch(self) -> list[tuple[Outstanding, Submission]]:
+        batch: list[tuple[Outstanding, Submission]] = []
+        size = large = 0
+        while (
+            self._outbox
+            and len(batch) < _BATCH_REQUESTS
+            and size < _BATCH_BYTES
+            and large < LARGE_BATCH_BYTES
+        ):
+            entry = self._outbox.popleft()
+            if entry.submission and entry.request_id in self._requests:
+                batch.append((entry, entry.submission))
+                body_bytes = len(entry.submission.body)
+                if body_bytes > LARGE_BYTES:
+                    large += body_bytes
+                else:
+                    size += body_bytes
+        return batch
+
+    async def _submit(self, batch: list[tuple[Outstanding, Submission]]) -> None:
+        environments: list[str] = []
+        slow = None
+        if self._on_trouble:
+            # No answer for a while may mean a network that drops all packets.
+            loop = asyncio.get_running_loop()
+            slow = loop.call_later(self._slow_submit_s, self._on_trouble)
+        try:
+            answers = await self._queue.submit(self._client, [s for _, s in batch])
+            if UnknownEnvironment() in answers:
+                environments = await self._queue.shard.environments()
+        except QueueFullError as error:
+            for entry, _ in batch:
+                self._refused(entry, str(error), error.retry_after_s)
+            return
+        except UnavailableError:
+            self._outbox.extendleft(entry for entry, _ in reversed(batch))
+            raise
+        finally:
+            if slow:
+                slow.cancel()
+        now_s = time.monotonic()
+        for (entry, submission), answer in zip(batch, answers, strict=True):
+            self._answered(entry, submission, answer, environments, now_s)
+
+    def _answered(
+        self,
+        entry: Outstanding,
+        submission: Submission,
+        answer: Submitted,
+        environments: list[str],
+        now_s: float,
+    ) -> None:
+        match answer:
+            case Queued() | Attached():
+                self._requests.acknowledge(entry)
+                if submission.deadline_ms:
+                    # Allow a little more, since the server's clock ticks in milliseconds.
+                    entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
+                entry.ask_later(now_s)
+            case Conflict():
+                self._requests.end(entry.request_id, conflict(entry.request_id))
+            case Full(retry_after_s):
+                where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
+                self._refused(entry, f"the queue is full {where}", retry_after_s)
+            case UnknownEnvironment() if entry.known:
+                # The server has lost its data, and workers of other environments came back sooner.
+                self._send_later(entry, _ENVIRONMENT_RETRY_S)
+            case UnknownEnvironment():
+                text = f"no worker has ever offered the environment {submission.environment!r}"
+                known = ", ".join(environments)
+                error = UnknownEnvironmentError(f"{text}; known: {known}")
+                self._requests.end(entry.request_id, error)
+            case bytes():
+                self._requests.end_with_bytes(entry.request_id, answer)
+
+    def _refused(self, entry: Outstanding, why: str, after_s: float) -> None:
+        if self._when_full == "raise":
+            error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
+            self._requests.end(entry.request_id, error)
+            return
+        if time.monotonic() >= self._warn_of_full_at_s:
+            log.warning("%s; meanwhile this client tries again every %g s", why, after_s)
+            self._warn_of_full_at_s = time.monotonic() + _WARN_OF_FULL_S
+        self._send_later(entry, after_s)
+
+    def _send_later(self, entry: Outstanding, after_s: float) -> None:
+        asyncio.get_running_loop().call_later(after_s, self.send, entry)
 
 
 class ShardClient:
@@ -163,24 +293,24 @@ class ShardClient:
     ) -> None:
         self.client = ("+" if shares_ends else "") + secrets.token_urlsafe(12)
         self._queue = queue
-        self._when_full: WhenFull = when_full
         self._unavailable_timeout_s = unavailable_timeout_s
         self._timings = timings
         self._on_trouble = on_trouble
-        self._environments_answered: set[str] = set()
-        self.outstanding: dict[str, _Outstanding] = {}
-        self._outbox: deque[_Outstanding] = deque()
-        self._withdrawn: list[str] = []
-        self._sending = asyncio.Lock()
-        self._work = asyncio.Event()
+        remembers = queue.shard.settings.remember_s > 0
+        self.outstanding = OutstandingRequests(remembers=remembers, on_idle=self._note_idle)
+        self._submitter = Submitter(
+            queue,
+            self.client,
+            self.outstanding,
+            when_full=when_full,
+            slow_submit_s=timings.slow_submit_s,
+            on_trouble=on_trouble,
+        )
         self._reading = asyncio.Event()
         self._ask = asyncio.Event()
-        self._tasks = RouteTasks(self._close_with)
+        self._tasks = RouteTasks(self.outstanding.refuse)
         self._rng = random.Random()
         self.down_since: float | None = None
-        self._warn_of_full_at_s = 0.0
-        # The error that ends each request, once requests are refused.
-        self.over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
         """Starts the three tasks.
@@ -211,55 +341,39 @@ class ShardClient:
     def send(self, submission: Submission, waiter: Waiter) -> None:
         """Submits a request with the next batch."""
         request_id, silence_s = submission.request_id, self._timings.silence_s
-        entry = _Outstanding(request_id, submission, waiter, silence_s)
-        if self._enter(entry):
-            self._outbox.append(entry)
-            self._work.set()
+        entry = Outstanding(request_id, submission, waiter, silence_s)
+        if self.outstanding.enter(entry):
+            self._reading.set()
+            self._submitter.send(entry)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
         """Waits for a request that was submitted before, perhaps by a client that died."""
-        if self._enter(_Outstanding(request_id, None, waiter, self._timings.silence_s)):
+        entry = Outstanding(request_id, None, waiter, self._timings.silence_s)
+        if self.outstanding.enter(entry):
+            self._reading.set()
             self._ask.set()
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Withdraws a request; its waiter hears no more. Returns False if it has ended already."""
-        entry = self.outstanding.get(request_id)
-        if entry is None or entry.waiter is not waiter:
+        if not self.outstanding.withdraw(request_id, waiter):
             return False
-        del self.outstanding[request_id]
-        self._withdrawn.append(request_id)
-        self._work.set()
-        if not self.outstanding:
-            self._note_idle()
+        self._submitter.withdraw([request_id])
         return True
-
-    def waiting(self) -> Mapping[tuple[str, str], int]:
-        """Counts the requests that are acknowledged and not answered, by environment and tenant."""
-        return Counter(
-            (entry.submission.environment, entry.submission.tenant)
-            for entry in self.outstanding.values()
-            if entry.submission and entry.known
-        )
-
-    def take_answered(self) -> AbstractSet[str]:
-        """Returns the environments of requests that have ended since the last call."""
-        answered, self._environments_answered = self._environments_answered, set()
-        return answered
 
     def give_up(self, environment: str, text: str) -> None:
         """Ends all requests of an environment with NoWorkerError, and withdraws them."""
         for request_id, entry in list(self.outstanding.items()):
             if entry.submission and entry.submission.environment == environment:
-                self._withdrawn.append(request_id)
-                self._end(request_id, NoWorkerError(text))
-        self._work.set()
+                self._submitter.withdraw([request_id])
+                self.outstanding.end(request_id, NoWorkerError(text))
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends all outstanding requests; ``withdraw`` cancels them, or else they run on."""
-        self.over = partial(ClosedError, "the client was closed before the request ended")
+        error = partial(ClosedError, "the client was closed before the request ended")
+        self.outstanding.over = error
         if withdraw:
-            self._withdrawn += self.outstanding
-            self._end_all(self.over)
+            self._submitter.withdraw(self.outstanding)
+            self._end_all(error)
         try:
             with contextlib.suppress(LeanQError, TimeoutError):
                 async with asyncio.timeout(self._timings.close_s):
@@ -268,187 +382,29 @@ class ShardClient:
                     await self._queue.drop_inbox(self.client)
         finally:
             await self._tasks.cancel()
-            self._end_all(self.over)
+            self._end_all(error)
             await self._queue.shard.close()
 
-    def _close_with(self, error: Callable[[], LeanQError]) -> None:
-        """Ends each request with an error, and refuses all later ones with it."""
-        self.over = error
-        self._end_all(error)
-
-    def _enter(self, entry: _Outstanding) -> bool:
-        if self.over:
-            entry.waiter.ended(self.over())
-            return False
-        if entry.request_id in self.outstanding:
-            entry.waiter.ended(
-                InvalidRequestError(f"this client already waits for request {entry.request_id}")
-            )
-            return False
-        self.outstanding[entry.request_id] = entry
-        self._reading.set()
-        return True
-
-    def _end(self, request_id: str, end: Reply | LeanQError) -> None:
-        entry = self.outstanding.pop(request_id, None)
-        if entry:
-            if entry.submission:
-                self._environments_answered.add(entry.submission.environment)
-            entry.waiter.ended(end)
-            if not self.outstanding:
-                self._note_idle()
-
     def _end_all(self, error: Callable[[], LeanQError]) -> None:
-        """Ends each with an error of its own, since raising one adds to its traceback."""
-        self._outbox.clear()
-        for request_id in list(self.outstanding):
-            self._end(request_id, error())
+        self._submitter.drop_unsent()
+        self.outstanding.end_all(error)
 
-    def _note_idle(self) -> None:
-        self._reading.clear()
-        self.down_since = None
-
-    def _end_with_bytes(self, request_id: str, data: bytes) -> None:
-        try:
-            reply = wire.unpack_reply(request_id, data)
-        except WireError as error:
-            self._end(
-                request_id, RequestError(f"the reply to {request_id} cannot be read: {error}")
-            )
-            return
-        entry = self.outstanding.get(request_id)
-        if entry and entry.submission:
-            remembers = self._queue.shard.settings.remember_s > 0
-            if not is_reply_to(entry.submission, reply, remembers=remembers):
-                self._end(request_id, conflict(request_id))
-                return
-        self._end(request_id, reply if reply.error is None else RequestError(reply.error))
-
-    # The submitter
+    # The three tasks
 
     async def _submit_forever(self) -> None:
         pauses = backoff_s(self._rng)
         while True:
-            await self._work.wait()
-            self._work.clear()
+            await self._submitter.has_work()
             try:
                 await self._send_gathered()
                 pauses = backoff_s(self._rng)
             except UnavailableError as error:
                 self._note_down(error)
-                self._work.set()
                 await asyncio.sleep(next(pauses))
 
     async def _send_gathered(self) -> None:
-        # Send one batch at a time: no request may reach the server after its own withdrawal.
-        async with self._sending:
-            while self._outbox or self._withdrawn:
-                if batch := self._next_batch():
-                    await self._submit(batch)
-                if request_ids := self._withdrawn[:_BATCH_REQUESTS]:
-                    await self._queue.cancel(request_ids)
-                    del self._withdrawn[: len(request_ids)]
-                self._note_up()
-
-    def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
-        batch: list[tuple[_Outstanding, Submission]] = []
-        size = large = 0
-        while (
-            self._outbox
-            and len(batch) < _BATCH_REQUESTS
-            and size < _BATCH_BYTES
-            and large < LARGE_BATCH_BYTES
-        ):
-            entry = self._outbox.popleft()
-            if entry.submission and entry.request_id in self.outstanding:
-                batch.append((entry, entry.submission))
-                body_bytes = len(entry.submission.body)
-                if body_bytes > LARGE_BYTES:
-                    large += body_bytes
-                else:
-                    size += body_bytes
-        return batch
-
-    async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:
-        environments: list[str] = []
-        slow = None
-        if self._on_trouble:
-            # No answer for a while may mean a network that drops all packets.
-            loop = asyncio.get_running_loop()
-            slow = loop.call_later(self._timings.slow_submit_s, self._on_trouble)
-        try:
-            answers = await self._queue.submit(self.client, [s for _, s in batch])
-            if UnknownEnvironment() in answers:
-                environments = await self._queue.shard.environments()
-        except QueueFullError as error:
-            for entry, _ in batch:
-                self._refused(entry, str(error), error.retry_after_s)
-            return
-        except UnavailableError:
-            self._outbox.extendleft(entry for entry, _ in reversed(batch))
-            raise
-        finally:
-            if slow:
-                slow.cancel()
-        now_s = time.monotonic()
-        for (entry, submission), answer in zip(batch, answers, strict=True):
-            self._answered(entry, submission, answer, environments, now_s)
-
-    def _answered(
-        self,
-        entry: _Outstanding,
-        submission: Submission,
-        answer: Submitted,
-        environments: list[str],
-        now_s: float,
-    ) -> None:
-        match answer:
-            case Queued() | Attached():
-                self._acknowledged(entry)
-                if submission.deadline_ms:
-                    # Allow a little more, since the server's clock ticks in milliseconds.
-                    entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
-                self._ask_later(entry, now_s)
-            case Conflict():
-                self._end(entry.request_id, conflict(entry.request_id))
-            case Full(retry_after_s):
-                where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
-                self._refused(entry, f"the queue is full {where}", retry_after_s)
-            case UnknownEnvironment() if entry.known:
-                # The server has lost its data, and workers of other environments came back sooner.
-                self._send_later(entry, _ENVIRONMENT_RETRY_S)
-            case UnknownEnvironment():
-                text = f"no worker has ever offered the environment {submission.environment!r}"
-                known = ", ".join(environments)
-                self._end(entry.request_id, UnknownEnvironmentError(f"{text}; known: {known}"))
-            case bytes():
-                self._end_with_bytes(entry.request_id, answer)
-
-    def _acknowledged(self, entry: _Outstanding) -> None:
-        entry.known = True
-        # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
-        if self.outstanding.get(entry.request_id) is entry:
-            entry.waiter.acknowledged()
-
-    def _refused(self, entry: _Outstanding, why: str, after_s: float) -> None:
-        if self._when_full == "raise":
-            error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
-            self._end(entry.request_id, error)
-            return
-        if time.monotonic() >= self._warn_of_full_at_s:
-            log.warning("%s; meanwhile this client tries again every %g s", why, after_s)
-            self._warn_of_full_at_s = time.monotonic() + _WARN_OF_FULL_S
-        self._send_later(entry, after_s)
-
-    def _send_later(self, entry: _Outstanding, after_s: float) -> None:
-        asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
-
-    def _send_again(self, entry: _Outstanding) -> None:
-        if entry.request_id in self.outstanding:
-            self._outbox.append(entry)
-            self._work.set()
-
-    # The reader
+        while await self._submitter.send_batch():
+            self.down_since = None
 
     async def _read_forever(self) -> None:
         inbox = Inbox(self._queue, self.client, self._timings.block_s)
@@ -458,19 +414,17 @@ class ShardClient:
             try:
                 async for replies in inbox.read(self.outstanding.__contains__):
                     for request_id, data in replies:
-                        self._end_with_bytes(request_id, data)
+                        self.outstanding.end_with_bytes(request_id, data)
             except UnavailableError as error:
                 self._note_down(error)
                 await asyncio.sleep(next(pauses))
                 continue
-            self._note_up()
+            self.down_since = None
             pauses = backoff_s(self._rng)
             # Let callers that got a reply send more before the next read: one turn of the loop for
             # them, one for the submitter.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-
-    # The watchdog
 
     async def _watch_forever(self) -> None:
         while True:
@@ -478,45 +432,36 @@ class ShardClient:
                 async with asyncio.timeout(self._rng.uniform(0.5, 1.0)):
                     await self._ask.wait()
             self._ask.clear()
-            now = time.monotonic()
-            due = [e for e in self.outstanding.values() if self._is_due(e, now)]
+            now_s = time.monotonic()
+            due = [entry for entry in self.outstanding.values() if entry.is_due(now_s)]
             try:
                 for start in range(0, len(due), _BATCH_REQUESTS):
                     await self._ask_for(due[start : start + _BATCH_REQUESTS])
             except UnavailableError:
                 self._note_trouble()
 
-    @staticmethod
-    def _is_due(entry: _Outstanding, now_s: float) -> bool:
-        sent = entry.submission is None or entry.ask_at_s > 0
-        return sent and entry.ask_at_s <= now_s
-
-    async def _ask_for(self, entries: list[_Outstanding]) -> None:
+    async def _ask_for(self, entries: list[Outstanding]) -> None:
         answers = await self._queue.lookup(self.client, [entry.request_id for entry in entries])
         now_s = time.monotonic()
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, bytes):
-                self._end_with_bytes(entry.request_id, answer)
+                self.outstanding.end_with_bytes(entry.request_id, answer)
             elif answer:
-                self._acknowledged(entry)
+                self.outstanding.acknowledge(entry)
                 entry.silence_s = min(_MAX_SILENCE_S, 2 * entry.silence_s)
-                self._ask_later(entry, now_s)
+                entry.ask_later(now_s)
             elif entry.submission is None:
                 text = "the server does not know {}: it never did, or its reply has gone"
-                self._end(entry.request_id, LostError(text.format(entry.request_id)))
+                error = LostError(text.format(entry.request_id))
+                self.outstanding.end(entry.request_id, error)
             else:
                 entry.ask_at_s = 0.0
-                self._send_again(entry)
-
-    @staticmethod
-    def _ask_later(entry: _Outstanding, now_s: float) -> None:
-        entry.ask_at_s = now_s + entry.silence_s
-        if now_s < entry.expires_at_s:
-            entry.ask_at_s = min(entry.ask_at_s, entry.expires_at_s)
+                self._submitter.send(entry)
 
     # The server's health
 
-    def _note_up(self) -> None:
+    def _note_idle(self) -> None:
+        self._reading.clear()
         self.down_since = None
 
     def _note_trouble(self) -> None:
@@ -540,11 +485,3 @@ class ShardClient:
         elif down_s > self._unavailable_timeout_s:
             text = f"{error} (for {self._unavailable_timeout_s:g} s)"
             self._end_all(partial(UnavailableError, text))
-
-
-def conflict(name: str) -> ConflictError:
-    """Returns the error of a request whose name another one has taken."""
-    return ConflictError(
-        f"the request id {name!r} is that of a request with other content, which stays as it is; "
-        "give this one another id"
-    )

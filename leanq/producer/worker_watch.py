@@ -12,29 +12,16 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from leanq.errors import NotPermittedError, UnavailableError
 from leanq.producer.route import NoWorker
+from leanq.producer.shard_client import ShardClient
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import without_password
 
 log = logging.getLogger("leanq.client")
 
 _MAX_INTERVAL_S = 600.0
-
-
-class Waiting(Protocol):
-    """A shard's client, as the watch sees it."""
-
-    def waiting(self) -> Mapping[tuple[str, str], int]:
-        """Counts the requests that are acknowledged and not answered, by environment and tenant."""
-
-    def take_answered(self) -> AbstractSet[str]:
-        """Returns the environments that have answered since the last call."""
-
-    def give_up(self, environment: str, text: str) -> None:
-        """Ends all requests of an environment with NoWorkerError, and withdraws them."""
 
 
 class Silence:
@@ -75,7 +62,12 @@ class WorkerWatch:
     """
 
     def __init__(
-        self, queue: ClientQueue, shards: Sequence[Waiting], *, no_worker: NoWorker, every_s: float
+        self,
+        queue: ClientQueue,
+        shards: Sequence[ShardClient],
+        *,
+        no_worker: NoWorker,
+        every_s: float,
     ) -> None:
         self._queue = queue
         self._shards = shards
@@ -88,7 +80,9 @@ class WorkerWatch:
         while self._no_worker != "wait":
             await asyncio.sleep(self._every_s / 2)
             waiting = self._waiting()
-            answered = {name for shard in self._shards for name in shard.take_answered()}
+            answered = {
+                name for shard in self._shards for name in shard.outstanding.take_answered()
+            }
             if due := self._silence.due(waiting.keys(), answered, time.monotonic()):
                 try:
                     served, paused = await self._queue.served(), await self._queue.shard.paused()
@@ -105,7 +99,7 @@ class WorkerWatch:
         """Counts waiting requests by environment, and there by tenant."""
         waiting: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for shard in self._shards:
-            for (environment, tenant), count in shard.waiting().items():
+            for (environment, tenant), count in shard.outstanding.waiting().items():
                 waiting[environment][tenant] += count
         return waiting
 

@@ -4,7 +4,7 @@ In the order in which to read them::
 
     requests.py     requests and replies, and the words that they use
     keys.py         every key in Redis
-    shard.py        a connection to one shard, and what every role may ask it
+    shard.py        a connection to one shard, what every role may ask it, and the queue's shape
     client_queue.py    calls of a client: submit, cancel, lookup, its inbox
     worker_queue.py    calls of a worker: claim, settle, renew, release
     operator_queue.py  calls of operators: status, pauses, weights, dead letters
@@ -14,7 +14,6 @@ In the order in which to read them::
     wire.py         requests and replies as msgpack
     connection.py   a connection to the server, on which calls take turns
     reaper.py       requeues the requests of workers whose lease has expired
-    shape.py        what the workers and clients of one queue must agree on
     metrics.py      every metric, named once
     settings.py     every setting, declared once
     tasks.py        work that a cancellation must not cut short

@@ -31,10 +31,10 @@ from leanq.errors import (
     UnknownStateError,
 )
 from leanq.lean.steps.holes import find_holes
-from leanq.producer.loop_thread import LoopThread
+from leanq.producer.future_client import LoopThread
+from leanq.producer.outstanding import conflict
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
 from leanq.producer.route import Route, Waiter
-from leanq.producer.shard_client import conflict
 from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict, content_of
 from leanq.queue.settings import Settings
 from leanq.queue.wire import unpack_request

@@ -282,7 +282,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
     second = lean.echo(b"second")
     with ThreadPoolExecutor(1) as pool:
         closed = pool.submit(lean.close, withdraw=withdraw)
-        until(lambda: shard_client.over is not None)
+        until(lambda: shard_client.outstanding.over is not None)
         arrives.set()
         closed.result(DEADLINE_S)
     counters = look(settings).counters

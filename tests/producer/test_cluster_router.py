@@ -23,7 +23,8 @@ from leanq.errors import (
     RequestError,
     UnavailableError,
 )
-from leanq.producer.cluster_router import ClusterRouter, Clusters
+from leanq.producer.cluster_router import ClusterRouter
+from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.requests import Reply
 

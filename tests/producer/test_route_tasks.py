@@ -8,7 +8,7 @@ from collections.abc import Callable
 from support.waiting import eventually
 
 from leanq.errors import LeanQError
-from leanq.producer.route_tasks import RouteTasks
+from leanq.producer.route import RouteTasks
 
 
 async def test_a_task_that_raises_is_told_as_an_error_that_names_it() -> None:

@@ -36,7 +36,7 @@ from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.scripts import SCRIPTS, library_of, script_text
-from leanq.queue.shape import announce_shape, check_shape
+from leanq.queue.shard import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from leanq.trainers.replay import ReplayMemory

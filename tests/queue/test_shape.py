@@ -18,7 +18,7 @@ from leanq.errors import UsageError
 from leanq.lean.echo import EchoDriver
 from leanq.queue.keys import shape_key
 from leanq.queue.settings import Settings
-from leanq.queue.shape import announce_shape, check_shape
+from leanq.queue.shard import announce_shape, check_shape
 from leanq.worker import Worker
 
 OTHER_SHARDS = "this queue has 1 shard, LEANQ_SHARDS is 3 here"

@@ -128,11 +128,11 @@ DEFECTS = (
         "a batch whose submission failed is not sent again",
         "self._outbox.extendleft(entry for entry, _ in reversed(batch))",
         "pass",
-        "leanq.producer.shard_client:ShardClient._submit",
+        "leanq.producer.shard_client:Submitter._submit",
     ),
     Defect(
         "a client takes for sent what the server has forgotten",
-        "self._send_again(entry)",
+        "self._submitter.send(entry)",
         "entry.ask_at_s = now_s + 1.0",
         "leanq.producer.shard_client:ShardClient._ask_for",
     ),

@@ -38,7 +38,8 @@ import redis.asyncio as redis
 
 from leanq.client import LeanQClient
 from leanq.errors import QueueError, RequestError, WireError
-from leanq.producer.cluster_router import ClusterRouter, Clusters
+from leanq.producer.cluster_router import ClusterRouter
+from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import SubmitOptions
 from leanq.producer.route import ClientTimings, NoWorker, Route, WhenFull
 from leanq.producer.shard_client import ShardClient

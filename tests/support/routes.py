@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.producer.cluster_router import ClusterRouter
-from leanq.producer.loop_thread import LoopThread
+from leanq.producer.future_client import LoopThread
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import Route
 from leanq.producer.shard_client import ShardClient

@@ -1,0 +1,162 @@
+"""The requests of one client whose ends are awaited."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct
+
+from leanq.errors import (
+    ConflictError,
+    InvalidRequestError,
+    LeanQError,
+    RequestError,
+    WireError,
+)
+from leanq.producer.route import Waiter
+from leanq.queue import wire
+from leanq.queue.requests import Reply
+from leanq.queue.results import Submission, is_reply_to
+
+
+class Outstanding(Struct, eq=False):
+    """A request whose end is awaited. Times are by the monotonic clock.
+
+    Attributes:
+        submission: the request; None if only its request id is known.
+        waiter: waits for its end.
+        silence_s: how long to wait for a reply before asking the server for it.
+        ask_at_s: when to ask; 0 until the request is sent.
+        expires_at_s: when its deadline has passed.
+        known: whether the server has taken it in.
+    """
+
+    request_id: str
+    submission: Submission | None
+    waiter: Waiter
+    silence_s: float
+    ask_at_s: float = 0.0
+    expires_at_s: float = math.inf
+    known: bool = False
+
+    def is_due(self, now_s: float) -> bool:
+        """Returns whether to ask the server for it now."""
+        sent = self.submission is None or self.ask_at_s > 0
+        return sent and self.ask_at_s <= now_s
+
+    def ask_later(self, now_s: float) -> None:
+        """Notes when to ask the server for it: after its silence, or when its deadline passes."""
+        self.ask_at_s = now_s + self.silence_s
+        if now_s < self.expires_at_s:
+            self.ask_at_s = min(self.ask_at_s, self.expires_at_s)
+
+
+class OutstandingRequests(dict[str, Outstanding]):
+    """The outstanding requests by request id. It tells each one's waiter once how it ended.
+
+    Args:
+        remembers: whether replies may be remembered verdicts.
+        on_idle: called when the last request has ended.
+
+    Attributes:
+        over: makes the error that ends each request, once requests are refused; else None.
+    """
+
+    def __init__(self, *, remembers: bool, on_idle: Callable[[], None]) -> None:
+        super().__init__()
+        self.over: Callable[[], LeanQError] | None = None
+        self._remembers = remembers
+        self._on_idle = on_idle
+        self._environments_answered: set[str] = set()
+
+    def enter(self, entry: Outstanding) -> bool:
+        """Takes a request in; returns False if it has ended with an error instead."""
+        if self.over:
+            entry.waiter.ended(self.over())
+            return False
+        if entry.request_id in self:
+            entry.waiter.ended(
+                InvalidRequestError(f"this client already waits for request {entry.request_id}")
+            )
+            return False
+        self[entry.request_id] = entry
+        return True
+
+    def acknowledge(self, entry: Outstanding) -> None:
+        """Notes that the server has taken a request in."""
+        entry.known = True
+        # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
+        if self.get(entry.request_id) is entry:
+            entry.waiter.acknowledged()
+
+    def end(self, request_id: str, end: Reply | LeanQError) -> None:
+        """Ends a request, if it is outstanding."""
+        entry = self.pop(request_id, None)
+        if entry:
+            if entry.submission:
+                self._environments_answered.add(entry.submission.environment)
+            entry.waiter.ended(end)
+            if not self:
+                self._on_idle()
+
+    def end_with_bytes(self, request_id: str, data: bytes) -> None:
+        """Ends a request with a packed reply, or with an error if that is none to the request."""
+        try:
+            reply = wire.unpack_reply(request_id, data)
+        except WireError as error:
+            text = f"the reply to {request_id} cannot be read: {error}"
+            self.end(request_id, RequestError(text))
+            return
+        entry = self.get(request_id)
+        if (
+            entry
+            and entry.submission
+            and not is_reply_to(entry.submission, reply, remembers=self._remembers)
+        ):
+            self.end(request_id, conflict(request_id))
+            return
+        self.end(request_id, reply if reply.error is None else RequestError(reply.error))
+
+    def end_all(self, error: Callable[[], LeanQError]) -> None:
+        """Ends each with an error of its own, since raising one adds to its traceback."""
+        for request_id in list(self):
+            self.end(request_id, error())
+
+    def refuse(self, error: Callable[[], LeanQError]) -> None:
+        """Ends each with an error, and refuses all later ones with it."""
+        self.over = error
+        self.end_all(error)
+
+    def withdraw(self, request_id: str, waiter: Waiter) -> bool:
+        """Forgets a request of this waiter; returns False if it has ended already."""
+        entry = self.get(request_id)
+        if entry is None or entry.waiter is not waiter:
+            return False
+        del self[request_id]
+        if not self:
+            self._on_idle()
+        return True
+
+    def waiting(self) -> Mapping[tuple[str, str], int]:
+        """Counts the requests that are acknowledged and not answered, by environment and tenant."""
+        return Counter(
+            (entry.submission.environment, entry.submission.tenant)
+            for entry in self.values()
+            if entry.submission and entry.known
+        )
+
+    def take_answered(self) -> AbstractSet[str]:
+        """Returns the environments of requests that have ended since the last call."""
+        answered, self._environments_answered = self._environments_answered, set()
+        return answered
+
+
+def conflict(name: str) -> ConflictError:
+    """Returns the error of a request whose name another one has taken."""
+    return ConflictError(
+        f"the request id {name!r} is that of a request with other content, which stays as it is; "
+        "give this one another id"
+    )
