@@ -127,6 +127,7 @@ def without_extras(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.slow
 def test_all_other_parts_are_imported_without_any_extra() -> None:
     files = (path.relative_to(ROOT) for path in (ROOT / "leanq").rglob("*.py"))
     parts = [str(path) for path in files if str(path.relative_to("leanq")) not in PARTS]

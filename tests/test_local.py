@@ -40,6 +40,7 @@ def test_checks(pool: Pool) -> None:
     assert replies[0].theorems == (Theorem("and_swap", statement),)
 
 
+@pytest.mark.slow
 def test_streams(pool: Pool) -> None:
     codes = [(SAMPLES / f"{name}.lean").read_text() for name in ("and_swap", "wrong")] * 3
     results = list(pool.map(iter(codes), window=4))

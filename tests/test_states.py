@@ -368,6 +368,7 @@ async def test_full_memory_refuses_what_adds_and_loses_no_state(own: Store) -> N
     assert await states.keep_snapshot("l", packed(b"b" * 100_000))
 
 
+@pytest.mark.slow
 async def test_eviction_takes_snapshots_and_no_state(own: Store) -> None:
     await own.states.keep({ident(n): child(ident("root"), bytes(500)) for n in range(2000)})
     await own.states.keep({ident("root"): ROOT})

@@ -159,6 +159,7 @@ def test_tags_that_are_no_texts_make_a_bad_row(bad: object, tmp_path: Path) -> N
     assert "'tags'" in row.error
 
 
+@pytest.mark.slow
 def test_a_row_that_becomes_too_long_is_a_bad_row(tmp_path: Path) -> None:
     half = "-" * (MAX_REQUEST_BYTES // 2)
     path = written(

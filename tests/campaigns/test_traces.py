@@ -141,6 +141,7 @@ def _trace(number: int) -> rows.Row:
     return rows.trace(rows.Origin("default"), request, {"verdict": "accepted"})
 
 
+@pytest.mark.slow
 @given(
     numbers=st.lists(st.integers(0, 12), max_size=24),
     deaths=st.lists(st.integers(0, 24), max_size=3),
@@ -263,6 +264,7 @@ def test_what_is_no_shard_is_named(tmp_path: Path, content: bytes | None) -> Non
         pass
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_wrote(terminal: Terminal) -> None:
     made = campaign(terminal.folder)
     run = ("export-traces", made.out, "--out", "traces", "--rows-per-shard", "3")

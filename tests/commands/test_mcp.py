@@ -27,6 +27,7 @@ async def test_it_serves_a_real_client(terminal: Terminal, fleet: Settings, embe
     assert terminal.is_clean()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_said(terminal: Terminal) -> None:
     done = terminal.run("mcp", "--url", "ftp://a")
     assert (done.code, done.out) == (2, "")

@@ -182,6 +182,7 @@ def test_no_progress_and_no_colour_where_they_are_not_wanted(client: Terminal) -
     assert "accepted" in shown
 
 
+@pytest.mark.slow
 def test_a_verdict_by_a_limit_names_the_limit(client: Terminal) -> None:
     (slow,) = samples("stack_overflow")
     done = client.run("submit", "--timeout", "0.5", slow)
@@ -192,6 +193,7 @@ def test_a_verdict_by_a_limit_names_the_limit(client: Terminal) -> None:
     assert re.search(r" held \d+ MB of memory; the request allows 48 MB\n", done.out)
 
 
+@pytest.mark.slow
 def test_a_folder_is_all_its_lean_files(client: Terminal) -> None:
     folder = client.folder / "proofs"
     for name in ("b/z.lean", "b/a.lean", "a.lean", ".lake/x.lean", "b/.hidden.lean", "note.txt"):
@@ -318,6 +320,7 @@ def test_what_the_environment_lacks_is_explained_a_few_times_and_no_more(client:
     )
 
 
+@pytest.mark.slow
 def test_options_reach_the_worker(client: Terminal) -> None:
     cheat = client.file("cheat.lean", "prelude\nimport Core\naxiom cheat : False\n")
     done = client.run("submit", "--allow-axiom", "cheat", cheat, "--json")

@@ -154,6 +154,7 @@ def test_a_pipe_as_a_file(client: Terminal) -> None:
 # A server and a worker for the length of the call
 
 
+@pytest.mark.slow
 def test_a_whole_queue_for_one_call(terminal: Terminal) -> None:
     done = terminal.run("submit", *samples("and_swap", "silent_sorry", "wrong"), "--json")
     assert (done.code, done.err) == (1, "")
@@ -298,6 +299,7 @@ def test_a_queue_that_is_lost_is_one_line_soon(terminal: Terminal) -> None:
     assert lines[1].startswith("258 not checked in ")
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_ends_the_call(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

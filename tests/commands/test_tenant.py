@@ -31,6 +31,7 @@ def used_s(settings: Settings) -> Counter[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_weight_is_given_shown_and_taken_away(place: Terminal, settings: Settings) -> None:
     shown = place.run("tenant", "weight", "a", "2.5").out
     assert shown == "tenant a weighs 2.5 from its next request on\n"

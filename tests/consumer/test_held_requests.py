@@ -218,6 +218,7 @@ WHAT_HAPPENS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(WHAT_HAPPENS)
 @settings(max_examples=200, deadline=None)
 def test_slots_are_counted_right_whatever_happens(steps: list[tuple[str, int]]) -> None:

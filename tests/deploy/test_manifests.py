@@ -249,6 +249,7 @@ def test_spot_machines_are_preferred_where_there_is_a_fallback(tmp_path: Path) -
     assert worker.spec["tolerations"][0]["key"] == SPOT
 
 
+@pytest.mark.slow
 def test_workers_with_the_repl_have_its_program_and_its_memory(tmp_path: Path) -> None:
     worker = pod(_with_component(tmp_path, "repl"), "leanq-worker")
     _, options = worker.command

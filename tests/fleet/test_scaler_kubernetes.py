@@ -235,6 +235,7 @@ async def test_only_the_deployments_own_pods_are_marked(
     assert len(marked(cluster) & {"p0", "p1"}) == len(marked(cluster)) == 1
 
 
+@pytest.mark.slow
 async def test_a_large_step_is_made_in_several(
     cluster: KubeStandin, kube: KubernetesTarget
 ) -> None:

@@ -98,6 +98,7 @@ async def reaches(ask: Ask, id_: str, *states: str) -> SubmittedCampaign:
     return found[0]
 
 
+@pytest.mark.slow
 async def test_one_is_submitted_steered_and_ended_before_any_worker_has_it(ask: Ask) -> None:
     made = await ask("submit", ROWS, timeout_s=5, first_success=True)
     assert isinstance(made, SubmittedCampaign)
@@ -137,6 +138,7 @@ async def test_one_that_is_submitted_again_by_its_name_is_the_same(ask: Ask) -> 
     assert (await ask("submit", ROWS, request_id="sweep-2")).id != made.id
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_is_refused_alike(ask: Ask, tmp_path: Path) -> None:
     for rows in ([], [{"id": 1}], ["x"], [{"id": 1, "code": b"x"}], [ROWS[0], {1, 2}]):
         with pytest.raises(UsageError):
@@ -175,6 +177,7 @@ async def test_rows_are_checked_and_reported_on(ask: Ask, desk: Desk) -> None:
     await asyncio.to_thread(stop_worker, worker)
 
 
+@pytest.mark.slow
 async def test_one_that_was_submitted_over_redis_is_the_same_tenants_over_http(
     settings: Settings,
     scripted: Scripted,

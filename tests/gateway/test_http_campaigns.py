@@ -129,6 +129,7 @@ async def _until_retried(http: httpx2.AsyncClient, where: str) -> None:
     raise AssertionError(answer.text)
 
 
+@pytest.mark.slow
 async def test_a_name_is_one_campaign_of_its_tenant_at_all_gateways(
     settings: Settings, scripted: Scripted, desk: Desk, tmp_path: Path
 ) -> None:
@@ -204,6 +205,7 @@ async def test_the_example_of_the_description_starts_a_campaign(
         assert (started.status_code, started.json()["state"]) == (201, "queued")
 
 
+@pytest.mark.slow
 async def test_what_is_no_rows_is_said_and_leaves_no_file(
     settings: Settings, scripted: Scripted, desk: Desk, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ async def test_refusals_are_counted_by_their_reason(
         scripted.gate.set()
 
 
+@pytest.mark.slow
 async def test_a_gateway_is_ready_while_its_queue_answers_and_it_goes_on() -> None:
     with own_server() as server:
         async with new_gateway(server.settings) as gateway:

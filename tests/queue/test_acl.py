@@ -187,6 +187,7 @@ async def test_a_gateways_page_shows_and_changes_what_it_may(socket: Path, tmp_p
     await operator.close()
 
 
+@pytest.mark.slow
 async def test_a_gateway_whose_user_lacks_a_right_says_which_user(socket: Path) -> None:
     """It is no outage, and the server's address is not the caller's business."""
     async with new_gateway(as_role(socket, "client")) as gateway:

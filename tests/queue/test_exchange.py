@@ -26,7 +26,10 @@ from leanq.queue.scripts import SCRIPTS
 from leanq.queue.wire import pack_reply
 
 SOAK = int(os.environ.get("LEANQ_SOAK", "0"))
-SEEDS = [random.randrange(10**9) for _ in range(SOAK)] or range(60)
+SEEDS = [random.randrange(10**9) for _ in range(SOAK)] or [*range(60)]
+each_set_of_seeds = pytest.mark.parametrize(
+    "seeds", [SEEDS[:5], pytest.param(SEEDS[5:], marks=pytest.mark.slow)], ids=["few", "the rest"]
+)
 LEASE_MS, TTL_MS, MAX_ATTEMPTS = 10_000, 3_600_000, 2
 REPLY_BYTES = (0, 16_000, 16_384 - 40, 20_000)
 _prefixes = itertools.count()
@@ -505,16 +508,22 @@ def connection(server: EmbeddedServer) -> Iterator[redis.Redis]:
         yield made
 
 
-def test_an_exchange_is_what_claim_would_have_done(connection: redis.Redis) -> None:
+@each_set_of_seeds
+def test_an_exchange_is_what_claim_would_have_done(
+    connection: redis.Redis, seeds: Sequence[int]
+) -> None:
     exchanged = 0
-    for seed in SEEDS:
+    for seed in seeds:
         exchanged += played(connection, seed, Draw(seed).steps(15))
     # Most of the time there is something to be seen.
-    assert exchanged > 5 * len(SEEDS)
+    assert exchanged > 5 * len(seeds)
 
 
-def test_hostile_values_make_no_exchange_lose_a_request(connection: redis.Redis) -> None:
-    for seed in SEEDS:
+@each_set_of_seeds
+def test_hostile_values_make_no_exchange_lose_a_request(
+    connection: redis.Redis, seeds: Sequence[int]
+) -> None:
+    for seed in seeds:
         draw = Draw(seed)
         before = [(*step[:-1], True) if step[0] == "exchange" else step for step in draw.steps(2)]
         harmed = [draw.harm(), *((*draw.exchange()[:-1], False) for _ in range(4))]

@@ -40,6 +40,7 @@ async def pair(
         yield one, other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_it_does_what_submit_does(pair: tuple[Shard, Shard], seed: int) -> None:
     rng, sent = random.Random(seed), list[str]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from mcp import Client
 from support.provers import QED, TableProver
 
@@ -20,6 +21,7 @@ async def call(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
     return result.structured_content
 
 
+@pytest.mark.slow
 async def test_an_agent_proves_a_theorem_by_steps(pool: Pool) -> None:
     async with Client(make_server(pool)) as agent:
         tools = {tool.name: tool for tool in (await agent.list_tools()).tools}

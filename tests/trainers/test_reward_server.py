@@ -54,6 +54,7 @@ def of_nemo_gym(answer: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_answers_are_verified_against_their_labels(pool: Pool) -> None:
     http = TestClient(make_app(LeanReward(pool)))
     cheats = {name: text for name, text in CHEATS.items() if name != "half_a_surrogate_pair"}

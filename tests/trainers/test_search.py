@@ -273,6 +273,7 @@ def test_it_proves_theorems(fleet: Settings, name: str) -> None:
             assert lean.check(found.code).result().verdict == "accepted"
 
 
+@pytest.mark.slow
 def test_it_proves_a_theorem_without_a_queue(pool: Pool) -> None:
     found = asyncio.run(ProofSearch(HARDER[0], lean_tactics).run(pool))
     assert found.ended == "proved"

@@ -102,6 +102,7 @@ async def test_browsers_are_told_to_load_nothing_from_elsewhere(gateway: Gateway
         assert (await gateway.http.get(path)).status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_browser_logs_in_and_out(
     settings: Settings, scripted: Scripted, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ async def test_a_browser_logs_in_and_out(
         assert "Max-Age=0" in out.headers["Set-Cookie"]
 
 
+@pytest.mark.slow
 async def test_a_session_is_that_of_its_key_alone(
     settings: Settings, scripted: Scripted, tmp_path: Path
 ) -> None:
@@ -401,6 +403,7 @@ async def test_a_text_is_checked_and_its_page_tells_all(
     assert (await change(gateway, {}, "/page/check", code="a\0b")).status_code == 422
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [0, 1900], ids=["small", "large"])
 async def test_a_request_is_seen_while_it_runs_and_withdrawn(
     gateway: Gateway, scripted: Scripted, lines: int
@@ -486,6 +489,7 @@ async def events_of(gateway: Gateway, headers: dict[str, str], told: list[str]) 
             told += [event] if name == "event" else []
 
 
+@pytest.mark.slow
 async def test_all_who_watch_share_one_look(
     gateway: Gateway, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +522,7 @@ async def test_all_who_watch_share_one_look(
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 async def test_a_stream_ends_with_its_key(
     settings: Settings, scripted: Scripted, tmp_path: Path
 ) -> None:
@@ -663,6 +668,7 @@ async def test_forms_keep_to_the_limits_of_their_key(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_the_page_of_a_text_is_cut_whatever_stands_in_it(
     gateway: Gateway, scripted: Scripted
 ) -> None:
@@ -686,6 +692,7 @@ async def test_the_page_of_a_text_is_cut_whatever_stands_in_it(
         assert "more lines" in shown_.text or "more characters" in shown_.text
 
 
+@pytest.mark.slow
 async def test_the_streams_of_one_key_leave_room_for_others(
     settings: Settings, scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,6 +245,7 @@ async def test_another_lean_is_not_judged(core: Environment, honest: bytes) -> N
         await judges.close()
 
 
+@pytest.mark.slow
 async def test_a_judge_that_fails_its_self_test_judges_nothing(
     core: Environment, tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ theorem small : True := True.intro
     assert max(map(len, found.statements)) <= 2000
 
 
+@pytest.mark.slow
 async def test_of_many_theorems_the_first_are_printed(judges: Judges, lean: Lean) -> None:
     many = "".join(f"theorem t{i} : True := True.intro\n" for i in range(30))
     found = await judged(judges, lean, PRELUDE + many)

@@ -226,6 +226,7 @@ def test_the_word_is_shown_whole() -> None:
     assert runs_programs("set_option compiler.extract_closed true") == "compiler.extract_closed"
 
 
+@pytest.mark.slow
 @given(st.text(), st.text(), st.sampled_from(["#eval", "extern", "run_cmd", "native_decide"]))
 def test_no_text_around_a_word_hides_it(before: str, after: str, word: str) -> None:
     if re.match(r"[A-Za-z0-9_'!?\u2080-\u209c]", after):

@@ -76,6 +76,7 @@ async def preloaded(environment: Environment) -> AsyncIterator[Lean]:
         yield lean
 
 
+@pytest.mark.slow
 async def test_texts_come_out_as_from_a_lean_that_starts_anew(core: Environment) -> None:
     assert await compared(core, lean_texts()[::120]) > 2
 
@@ -364,6 +365,7 @@ async def test_a_text_knows_nothing_of_those_before_it(core: Environment) -> Non
         assert run.outcome.verdict == "rejected"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "stopped"), [("cpu_s", "cpu"), ("memory_bytes", "memory")])
 async def test_limits_hold_in_a_fork(core: Environment, limit: str, stopped: str) -> None:
     text = (SAMPLES / "stack_overflow.lean").read_text()

@@ -128,6 +128,7 @@ async def test_a_prefix_with_an_error_gets_no_process(behind: Behind) -> None:
     assert await behind.run(source, code) is None
 
 
+@pytest.mark.slow
 async def test_sources_with_a_prefix_in_common_have_one_process(behind: Behind) -> None:
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     await behind.stand(source, source.replace("sorry", CLOSED))
@@ -145,6 +146,7 @@ async def test_sources_with_a_prefix_in_common_have_one_process(behind: Behind) 
     assert await behind.run(longer, longer.replace("sorry", CLOSED), "longer") is None
 
 
+@pytest.mark.slow
 async def test_one_process_is_made_at_a_time(behind: Behind) -> None:
     first = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     second = first.replace("first", "second")
@@ -160,6 +162,7 @@ async def test_one_process_is_made_at_a_time(behind: Behind) -> None:
     assert behind.standing.holds("second")
 
 
+@pytest.mark.slow
 async def test_a_process_that_says_anything_else_does_not_serve(behind: Behind) -> None:
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
@@ -169,6 +172,7 @@ async def test_a_process_that_says_anything_else_does_not_serve(behind: Behind) 
     assert await behind.run(source, code) is None
 
 
+@pytest.mark.slow
 async def test_a_large_source_holds_up_nothing_else(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +197,7 @@ async def test_a_large_source_holds_up_nothing_else(
     assert late < max(0.1, took_s / 3)
 
 
+@pytest.mark.slow
 async def test_a_source_is_read_once_for_a_hole(
     behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +226,7 @@ async def test_no_process_is_left_when_the_prefixes_are_closed(behind: Behind) -
     assert not behind.standing.holds("source")
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_is_replaced(behind: Behind) -> None:
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
@@ -233,6 +239,7 @@ async def test_a_process_that_is_killed_is_replaced(behind: Behind) -> None:
     assert await behind.run(source, code)
 
 
+@pytest.mark.slow
 async def test_nothing_is_kept_of_a_prefix_whose_process_is_lost(behind: Behind) -> None:
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
@@ -443,6 +450,7 @@ async def test_a_fork_ends_at_its_limits_and_the_process_stays() -> None:
         assert await said(standing, "import os\nos.write(1, b'fine')") == "fine"
 
 
+@pytest.mark.slow
 async def test_a_forks_children_spend_its_time() -> None:
     spin = "import os, time\nfor _ in range(3): os.fork()\nwhile True: pass"
     short = Limits(cpu_s=0.5, wall_s=60.0, memory_bytes=1 << 30, scratch_bytes=64 << 20)

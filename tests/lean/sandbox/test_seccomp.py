@@ -91,6 +91,7 @@ def test_no_call_is_named_twice() -> None:
     assert len(named) == len(set(named))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", NAMES)
 @settings(max_examples=25, deadline=None)
 @given(arguments=ARGUMENTS)
