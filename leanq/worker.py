@@ -181,7 +181,7 @@ class Worker:
                 return True
 
     async def _join_all(self) -> None:
-        joining = (consumer.join() for consumer in self.consumers)
+        joining = (consumer.membership.join() for consumer in self.consumers)
         # Wait for all shards, or a join under way would meet the next attempt or the end.
         for end in await asyncio.gather(*joining, return_exceptions=True):
             if end is not None:

@@ -21,15 +21,13 @@ from dataclasses import dataclass
 
 from leanq.consumer.claim_state import ClaimState
 from leanq.consumer.held_requests import HeldRequests
+from leanq.consumer.membership import Membership
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
-from leanq.errors import UnavailableError, UsageError
-from leanq.fleet.stats import environments_of
+from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
-from leanq.queue import wire
-from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.reaper import reap
-from leanq.queue.results import Renewed, Status, Stop, Times
-from leanq.queue.shard import Shard, announce_shape, backoff_s, new_token
+from leanq.queue.results import Renewed, Stop, Times
+from leanq.queue.shard import Shard, backoff_s, new_token
 from leanq.queue.worker_queue import WorkerQueue
 
 log = logging.getLogger("leanq.worker")
@@ -64,6 +62,7 @@ class Consumer:
     """Keeps the worker's slots filled from one shard, and closes ``shard`` in the end.
 
     Attributes:
+        membership: enters the fleet.
         state: whether a claim is due.
         requests: the requests of this shard that the worker holds.
         idle_factor: how many times longer the worker's lease is while it holds nothing.
@@ -92,7 +91,7 @@ class Consumer:
         self._queue = WorkerQueue(shard)
         self._drivers = drivers
         self._slot_pool = slot_pool
-        self._info = info
+        self.membership = Membership(worker, self._queue, drivers, info)
         self._timings = timings
         self.state = ClaimState()
         ahead_s = timings.claimed_ahead_wait_s
@@ -105,62 +104,6 @@ class Consumer:
         self._renew_at_s = time.monotonic() + self._renew_every_s
         # Counts results since the last heartbeat by environment and times.
         self._times = Counter[tuple[str, Times]]()
-        # The environments' descriptions as this worker published them.
-        self._published: Mapping[str, Mapping[str, object]] = {}
-        # The shard may know the worker even if its answer was lost.
-        self._may_be_known = False
-
-    async def join(self) -> None:
-        """Enters the fleet; raises UnavailableError."""
-        about = self._about
-        # Only the worker itself is degraded; the rest describes the environment.
-        degraded = {name: said["degraded"] for name, said in about.items() if "degraded" in said}
-        environments = {
-            name: wire.pack_info({k: v for k, v in said.items() if k != "degraded"})
-            for name, said in about.items()
-        }
-        fingerprints = {
-            environment: str(said.get("fingerprint", "")) for environment, said in about.items()
-        }
-        before = await self._shard.fingerprints()
-        info = wire.pack_info({**self._info, "fingerprints": fingerprints, "degraded": degraded})
-        self._may_be_known = True
-        await self._queue.register(self._worker, info, environments, fingerprints)
-        self._published = about
-        # Ask which workers are alive only if an environment had another fingerprint before.
-        if any(known and before.get(name, known) != known for name, known in fingerprints.items()):
-            self._warn_of_others(fingerprints, await OperatorQueue(self._shard).status())
-
-    async def _rejoin(self) -> None:
-        """Enters the fleet again after the server may have forgotten everything."""
-        log.warning(
-            "shard %d no longer knew worker %s, as after a lease that expired, a failover or a "
-            "FLUSHALL: it joins again",
-            *(self._shard.keys.shard, self._worker),
-        )
-        if self._shard.keys.shard == 0:
-            try:
-                await announce_shape(self._shard)
-            except UsageError as error:
-                # Another fleet was faster to begin anew; the requests that this worker holds go on.
-                log.error("%s", error)
-        await self.join()
-
-    def _warn_of_others(self, fingerprints: Mapping[str, str], status: Status) -> None:
-        """Warns if living workers offer another environment under a name of this worker's."""
-        for name, stats in environments_of(status).items():
-            ours = fingerprints.get(name)
-            others = {found: n for found, n in stats.fingerprints.items() if found != ours}
-            if others and ours:
-                said = ", ".join(f"{found[:12]} ({n})" for found, n in others.items())
-                log.warning(
-                    "other workers offer another environment as %r: its fingerprint is %s here and "
-                    "%s there, so verdicts depend on the worker; give each a name of its own, or "
-                    "bring Lean and the libraries to the same version everywhere",
-                    name,
-                    ours[:12],
-                    said,
-                )
 
     def wake(self) -> None:
         """Wakes the consumer: a slot is free, or nothing is to be claimed any more."""
@@ -177,7 +120,7 @@ class Consumer:
 
     async def leave(self) -> None:
         """Stops what still runs, gives it back, and leaves the fleet if it had begun to join it."""
-        if not self._may_be_known:
+        if not self.membership.may_be_known:
             return
         await self.requests.stop()
         try:
@@ -195,10 +138,6 @@ class Consumer:
     def _request_ended(self) -> None:
         self.state.request_ended()
         self._wake.set()
-
-    @property
-    def _about(self) -> dict[str, Mapping[str, object]]:
-        return {environment: driver.about for environment, driver in self._drivers.items()}
 
     @property
     def _share(self) -> int:
@@ -308,10 +247,9 @@ class Consumer:
         self._renew_at_s = asked_s + self._renew_every_s * (1 if renewed.held else self.idle_factor)
         self.idle_factor = min(_MAX_IDLE_FACTOR, max(1.0, renewed.workers / _WATCHERS))
         if not renewed.known:
-            await self._rejoin()
-        elif self._about != self._published:
-            # Publish again: remembered verdicts no longer count for a changed environment.
-            await self.join()
+            await self.membership.rejoin()
+        else:
+            await self.membership.publish_changes()
         for request_id in renewed.timed_out:
             log.warning("%s exceeded its run timeout and was taken away", request_id)
             self.requests.drop(request_id)

@@ -14,8 +14,8 @@ from pathlib import Path
 from leanq.errors import SandboxError, ToolchainError
 from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.proof import RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkServer, Key
+from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
@@ -273,10 +273,10 @@ class Lean:
             return None
         # A kill from outside, as when memory is short, says nothing of forks.
         was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
-        if not was_stopped and self.forks.is_due():
+        if not was_stopped and self.forks.comparisons.is_due():
             compiled = compiled_by(command, sandbox.left)
             seen = await asyncio.to_thread(RunBytes.of, done, compiled)
-            self.forks.compare(key, code, limits, seen)
+            self.forks.comparisons.begin(key, code, limits, seen)
         return done
 
     async def ask(self, source: str) -> str:

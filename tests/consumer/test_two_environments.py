@@ -81,7 +81,7 @@ async def test_a_worker_whose_files_change_says_what_it_offers_now(settings: Set
     driver = Fingerprinted(ONE)
     async with working(settings, driver) as worker:
         driver.fingerprint = OTHER
-        await worker.consumers[0].join()
+        await worker.consumers[0].membership.join()
         (stats,) = (await fleet_stats(settings)).environments.values()
         assert stats.fingerprints == {OTHER: 1}
 

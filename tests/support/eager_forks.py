@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from leanq.errors import SandboxError
-from leanq.lean.fork_server.proof import memory_of
-from leanq.lean.fork_server.server import ForkServer, Key
+from leanq.lean.fork_server.proof import Key, memory_of
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.sandbox.sandbox import Sandbox
 
 

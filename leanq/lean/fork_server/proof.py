@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import stat
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from leanq.errors import SandboxError
+from leanq.lean.audit.evaluators import evaluators
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.diagnostics import Printed
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.pass_memory import PassMemory, libraries_of
-from leanq.lean.sandbox.sandbox import Finished, Limits
+from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 
 PROOF_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 # Of compiled files; a larger one is compared by its size and its beginning.
@@ -21,7 +28,12 @@ _COMPARED_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
 _THEOREM = "theorem leanqProof (p : Prop) (h : p) : p := "
 _DEEP = 20_000
+_MOST_NAMED_CHARS = 200
 _SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
+
+
+Key = tuple[str, tuple[str, ...]]
+"""A header that a zygote has imported, and the arguments of its Lean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +134,128 @@ MACHINE_TRIALS = (
 def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:
     """Returns where a command leaves its compiled result, if it leaves one."""
     return scratch / command[command.index("-o") + 1] if "-o" in command else None
+
+
+def says_otherwise(key: Key, different: str) -> str:
+    """Returns what to say of a text that comes out differently behind a header."""
+    return f"behind {short(key)} Lean says something else: {different}"
+
+
+def short(key: Key) -> str:
+    """Returns the header as the log names it."""
+    return repr(textwrap.shorten(key[0], _MOST_NAMED_CHARS, placeholder=" …"))
+
+
+class DiffersError(SandboxError):
+    """Lean says something else in a fork."""
+
+
+class Prover:
+    """Runs texts behind a header and by a newly started Lean, and compares all bytes.
+
+    Args:
+        environment: where Lean runs.
+        hidden: folders to hide from candidates.
+        nice: niceness of the forks.
+    """
+
+    def __init__(self, environment: Environment, *, hidden: Sequence[Path], nice: int) -> None:
+        self.environment = environment
+        self._hidden = tuple(hidden)
+        self._nice = nice
+
+    async def prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
+        """Proves that forks work here, behind a header without imports. Texts that need no library
+        show this in a tenth of the time.
+
+        Raises:
+            SandboxError: no header can be preloaded here.
+        """
+        key = BARE_HEADER, command
+        memory = memory_of(self.environment, *key)
+        if not anew and await asyncio.to_thread(memory.is_kept):
+            return
+        zygote = await self.new_zygote(key)
+        try:
+            await self.prove(key, zygote, MACHINE_TRIALS)
+        finally:
+            await zygote.close()
+        await asyncio.to_thread(memory.keep)
+
+    async def prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> None:
+        """Raises DiffersError if a text comes out differently behind a header."""
+        async with contextlib.AsyncExitStack() as stack:
+            plain = await self.new_sandbox(stack)
+            forked = await self.new_sandbox(stack, zygote)
+            for trial in trials:
+                behind = forked
+                if trial.env:  # which Lean reads at its start
+                    other = await self.new_zygote(key, trial.env)
+                    stack.push_async_callback(other.close)
+                    behind = await self.new_sandbox(stack, other)
+                for _ in range(2):
+                    seen = await self.outcome(behind, key, trial, PROOF_LIMITS)
+                    expected = await self.outcome(plain, key, trial, PROOF_LIMITS)
+                    if not (seen.was_ended or expected.was_ended):
+                        break
+                if different := seen.difference(expected):
+                    raise DiffersError(says_otherwise(key, different))
+
+    async def is_header_wrong(self, key: Key) -> bool:
+        """Returns whether a newly started Lean refuses a header, too."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                plain = await self.new_sandbox(stack)
+                seen = await self.outcome(plain, key, Trial(key[0]), PROOF_LIMITS)
+            except (SandboxError, OSError):
+                return True  # which tells nothing of forks
+        return seen.code != 0
+
+    def can_tell(self, code: str, *runs: RunBytes) -> bool:
+        """Returns whether a text may say something else in a fork, though forks are as they should
+        be."""
+        found = evaluators(self.environment)
+        return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
+
+    async def outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
+        """Runs a text in an emptied sandbox, and returns everything that it leaves behind."""
+        sandbox.clear()
+        done = await sandbox.run(
+            key[1],
+            env={**self.environment.sandbox_env(sandbox.scratch), **trial.env},
+            cwd=sandbox.scratch,
+            limits=limits,
+            stdin=trial.text.encode(),
+        )
+        return await asyncio.to_thread(RunBytes.of, done, compiled_by(key[1], sandbox.left))
+
+    async def new_zygote(self, key: Key, env: Mapping[str, str] | None = None) -> Zygote:
+        """Starts a process that has imported a header, with these additional environment
+        variables."""
+        header, command = key
+        toolchain = self.environment.toolchain
+        return await Zygote.open(
+            toolchain.prefix and toolchain.prefix / "bin" / "lean",
+            toolchain.shared_libraries,
+            command[len(toolchain.command) :],
+            header,
+            {**self.environment.process_env(), **(env or {})},
+        )
+
+    async def open(self, zygote: Zygote | None) -> Sandbox:
+        """Opens a sandbox behind a preloaded header, or one in which Lean starts anew."""
+        return await Sandbox.open(
+            readable=self.environment.readable(),
+            hidden=self._hidden,
+            nice=self._nice,
+            scratch_root=zygote.scratch if zygote else None,
+            start=zygote.fork if zygote else None,
+        )
+
+    async def new_sandbox(
+        self, stack: contextlib.AsyncExitStack, zygote: Zygote | None = None
+    ) -> Sandbox:
+        """Returns a sandbox for as long as the stack is open."""
+        sandbox = await self.open(zygote)
+        stack.push_async_callback(sandbox.close)
+        return sandbox

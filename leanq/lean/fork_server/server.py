@@ -7,29 +7,28 @@ import asyncio
 import contextlib
 import logging
 import random
-import textwrap
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachetools import LRUCache
 
 from leanq.errors import SandboxError
-from leanq.lean.audit.evaluators import evaluators
-from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.proof import (
     BARE_HEADER,
-    MACHINE_TRIALS,
-    PROOF_LIMITS,
+    DiffersError,
+    Key,
+    Prover,
     RunBytes,
     Trial,
-    compiled_by,
     header_trials,
     memory_of,
+    says_otherwise,
+    short,
 )
 from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
@@ -45,9 +44,6 @@ _MOST_IDLE = 4
 # In a row: a machine that is short of something for a moment has it again by then.
 _MOST_REFUSALS = 100
 _NEVER = 1 << 30
-_MOST_NAMED_CHARS = 200
-
-Key = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +61,6 @@ class ForkRules:
     preload_after: int = 3
     compare_every: int = 500
     memory_bytes: int = 2 << 30
-
-
-class _DiffersError(SandboxError):
-    """Lean says something else in a fork."""
 
 
 @dataclass(slots=True)
@@ -108,15 +100,13 @@ class ForkServer:
     ) -> None:
         self._environment = environment
         self._rules = rules
-        self._comparing: set[asyncio.Task[None]] = set()
+        self._prover = Prover(environment, hidden=hidden, nice=nice)
+        self.comparisons = Comparisons(self, self._prover, rules.compare_every)
         self._making: set[asyncio.Task[None]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._hidden = tuple(hidden)
-        self._nice = nice
+        self.idle = asyncio.Event()
+        self.idle.set()
         self._seen: LRUCache[Key, int] = LRUCache(_HEADERS_REMEMBERED)
         self._preloaded: dict[Key, _Preloaded] = {}  # the one used least recently first
-        self._rng = random.Random()
         self._refusals = 0
         self._most_taken = 0
         self._closed = False
@@ -128,6 +118,11 @@ class ForkServer:
     def pids(self) -> list[int]:
         """The processes that have imported a header, or their supervisors."""
         return [each.zygote.supervisor.pid for each in self._preloaded.values() if each.zygote]
+
+    def zygote(self, key: Key) -> Zygote | None:
+        """Returns the process that has imported a header; None if there is none."""
+        found = self._preloaded.get(key)
+        return found.zygote if found else None
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
         """Returns the name of the header that a zygote would import for this text; None if none
@@ -151,7 +146,7 @@ class ForkServer:
         self._preloaded[key] = self._preloaded.pop(key)
         found.taken += 1
         self._most_taken = max(self._most_taken, self._taken())
-        self._idle.clear()
+        self.idle.clear()
         began_s = time.monotonic()
         try:
             while found.idle:
@@ -159,11 +154,11 @@ class ForkServer:
                 if sandbox.alive:
                     return sandbox
                 await sandbox.close()
-            sandbox = await self._open(found.zygote)
+            sandbox = await self._prover.open(found.zygote)
         except BaseException as error:
             found.taken -= 1
             if not self._taken():
-                self._idle.set()
+                self.idle.set()
             if not isinstance(error, SandboxError):
                 raise
             hangs = time.monotonic() - began_s > FORK_TIMEOUT_S
@@ -178,7 +173,7 @@ class ForkServer:
         if found is not None:
             found.taken -= 1
         if not self._taken():
-            self._idle.set()
+            self.idle.set()
         if found is None or self._closed or self.unavailable or not sandbox.alive:
             await sandbox.close()
             await self._end_unused()
@@ -211,7 +206,7 @@ class ForkServer:
             raise SandboxError("the header is not preloaded")
         found.lent += 1
         try:
-            return await self._open(found.zygote)
+            return await self._prover.open(found.zygote)
         except BaseException:
             found.lent -= 1
             raise
@@ -237,18 +232,6 @@ class ForkServer:
             self._preloaded.pop(key, None)
             raise
 
-    def is_due(self) -> bool:
-        """Returns whether the next text is to run both ways."""
-        if not self._rules.compare_every or len(self._comparing) >= _PENDING_COMPARISONS:
-            return False
-        return self._rng.random() < 1 / self._rules.compare_every
-
-    def compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
-        """Runs a text again by a newly started Lean, in an idle moment."""
-        task = asyncio.create_task(self._compare(key, code, limits, seen))
-        self._comparing.add(task)
-        task.add_done_callback(self._comparing.discard)
-
     def prepare(self, key: Key, sandbox: Sandbox) -> None:
         """Forks ahead of the next text."""
         with contextlib.suppress(SandboxError):
@@ -259,10 +242,10 @@ class ForkServer:
     async def close(self) -> None:
         """Ends everything, except taken sandboxes, which end when they come back."""
         self._closed = True
-        tasks = [*self._comparing, *self._making]
-        for task in tasks:
+        await self.comparisons.close()
+        for task in self._making:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._making, return_exceptions=True)
         for key in list(self._preloaded):
             await self._drop(key)
 
@@ -281,8 +264,8 @@ class ForkServer:
             await self._preload(key, found)
         except (SandboxError, OSError) as error:
             self._preloaded.pop(key, None)
-            if isinstance(error, HeaderFailsError) and await self._is_header_wrong(key):
-                log.info("Lean starts anew for texts with the header %s: %s", _short(key), error)
+            if isinstance(error, HeaderFailsError) and await self._prover.is_header_wrong(key):
+                log.info("Lean starts anew for texts with the header %s: %s", short(key), error)
                 self._refuse_header(key)
             else:
                 await self._doubt(key, error)
@@ -292,24 +275,14 @@ class ForkServer:
         chosen. It proves a header without imports."""
         try:
             if key[0] != BARE_HEADER:
-                await self._prove_machine(key[1], anew=True)
+                await self._prover.prove_machine(key[1], anew=True)
                 count("leanq_fork_server_total", "header_refused")
-                log.warning("Lean starts anew for texts with the header %s: %s", _short(key), fault)
+                log.warning("Lean starts anew for texts with the header %s: %s", short(key), fault)
                 self._refuse_header(key)
                 return
         except (SandboxError, OSError) as error:
             log.info("nor can a header without imports be preloaded: %s", error)
-        await self._give_up(str(fault))
-
-    async def _is_header_wrong(self, key: Key) -> bool:
-        """Returns whether a newly started Lean refuses a header, too."""
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                plain = await self._new_sandbox(stack)
-                seen = await self._outcome(plain, key, Trial(key[0]), PROOF_LIMITS)
-            except (SandboxError, OSError):
-                return True  # which tells nothing of forks
-        return seen.code != 0
+        await self.give_up(str(fault))
 
     def _refuse_header(self, key: Key) -> None:
         self._seen[key] = -_NEVER
@@ -321,131 +294,20 @@ class ForkServer:
         started_s = time.monotonic()
         passed = not anew and await asyncio.to_thread(memory.is_kept)
         if not passed:
-            await self._prove_machine(key[1], anew=anew)
-        zygote = await self._new_zygote(key)
+            await self._prover.prove_machine(key[1], anew=anew)
+        zygote = await self._prover.new_zygote(key)
         try:
             if not passed:
-                await self._prove(key, zygote, header_trials(key[0]))
+                await self._prover.prove(key, zygote, header_trials(key[0]))
                 await asyncio.to_thread(memory.keep)
         except BaseException:
             await zygote.close()
             raise
         count("leanq_fork_server_total", "preloaded")
         took_s = time.monotonic() - started_s
-        log.info("preloaded %s in %.1f s, %d MB", _short(key), took_s, zygote.memory_bytes >> 20)
+        log.info("preloaded %s in %.1f s, %d MB", short(key), took_s, zygote.memory_bytes >> 20)
         found.zygote = zygote
         await self._make_room(key)
-
-    async def _new_zygote(self, key: Key, env: Mapping[str, str] | None = None) -> Zygote:
-        """Starts a process that has imported a header, with these additional environment
-        variables."""
-        header, command = key
-        toolchain = self._environment.toolchain
-        return await Zygote.open(
-            toolchain.prefix and toolchain.prefix / "bin" / "lean",
-            toolchain.shared_libraries,
-            command[len(toolchain.command) :],
-            header,
-            {**self._environment.process_env(), **(env or {})},
-        )
-
-    async def _compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
-        await self._idle.wait()
-        try:
-            if different := await self._difference(key, code, limits, seen):
-                raise _DiffersError(_says_otherwise(key, different))
-        except _DiffersError as error:
-            await asyncio.to_thread(memory_of(self._environment, *key).forget)
-            await self._give_up(str(error))
-        except (SandboxError, OSError) as error:
-            log.warning("a text was not run both ways: %s", error)
-
-    async def _difference(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> str:
-        """Returns the repeatable difference of a text in a fork; empty if there is none, or the
-        text itself causes it. Raises _DiffersError if a text of ours differs, too."""
-        async with contextlib.AsyncExitStack() as stack:
-            sandbox = await self._new_sandbox(stack)
-            plain = await self._outcome(sandbox, key, Trial(code), limits)
-            count("leanq_fork_server_total", "compared")
-            # Only a newly started Lean counts the import against the limits.
-            if not (different := seen.difference(plain)) or plain.stopped is not None:
-                return ""
-            # A text that asks for the time says something else each time.
-            forked = await self.lend(key)
-            stack.push_async_callback(self.end, key, forked)
-            for each, before in ((sandbox, plain), (forked, seen)):
-                if before.difference(await self._outcome(each, key, Trial(code), limits)):
-                    return ""
-            if not await asyncio.to_thread(self._can_tell, code, seen, plain):
-                return different
-            count("leanq_fork_server_total", "told_apart")
-            log.info("a text that can tell a fork says something else in one: %s", different)
-            zygote = self._preloaded[key].zygote if key in self._preloaded else None
-            if zygote is not None:
-                await self._prove(key, zygote, header_trials(key[0]))
-        return ""
-
-    def _can_tell(self, code: str, *runs: RunBytes) -> bool:
-        """Returns whether a text may say something else in a fork, though forks are as they should
-        be."""
-        found = evaluators(self._environment)
-        return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
-
-    async def _prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
-        """Proves that forks work here, behind a header without imports. Texts that need no library
-        show this in a tenth of the time.
-
-        Raises:
-            SandboxError: no header can be preloaded here.
-        """
-        key = BARE_HEADER, command
-        memory = memory_of(self._environment, *key)
-        if not anew and await asyncio.to_thread(memory.is_kept):
-            return
-        zygote = await self._new_zygote(key)
-        try:
-            await self._prove(key, zygote, MACHINE_TRIALS)
-        finally:
-            await zygote.close()
-        await asyncio.to_thread(memory.keep)
-
-    async def _prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> None:
-        """Raises _DiffersError if a text comes out differently behind a header."""
-        async with contextlib.AsyncExitStack() as stack:
-            plain = await self._new_sandbox(stack)
-            forked = await self._new_sandbox(stack, zygote)
-            for trial in trials:
-                behind = forked
-                if trial.env:  # which Lean reads at its start
-                    other = await self._new_zygote(key, trial.env)
-                    stack.push_async_callback(other.close)
-                    behind = await self._new_sandbox(stack, other)
-                for _ in range(2):
-                    seen = await self._outcome(behind, key, trial, PROOF_LIMITS)
-                    expected = await self._outcome(plain, key, trial, PROOF_LIMITS)
-                    if not (seen.was_ended or expected.was_ended):
-                        break
-                if different := seen.difference(expected):
-                    raise _DiffersError(_says_otherwise(key, different))
-
-    async def _outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
-        sandbox.clear()
-        done = await sandbox.run(
-            key[1],
-            env={**self._environment.sandbox_env(sandbox.scratch), **trial.env},
-            cwd=sandbox.scratch,
-            limits=limits,
-            stdin=trial.text.encode(),
-        )
-        return await asyncio.to_thread(RunBytes.of, done, compiled_by(key[1], sandbox.left))
-
-    async def _new_sandbox(
-        self, stack: contextlib.AsyncExitStack, zygote: Zygote | None = None
-    ) -> Sandbox:
-        """Returns a sandbox for as long as the stack is open."""
-        sandbox = await self._open(zygote)
-        stack.push_async_callback(sandbox.close)
-        return sandbox
 
     async def _make_room(self, newest: Key) -> None:
         for key in list(self._preloaded):
@@ -472,16 +334,6 @@ class ForkServer:
         if found.zygote is not None:
             await found.zygote.close()
 
-    async def _open(self, zygote: Zygote | None) -> Sandbox:
-        """Opens a sandbox behind a preloaded header, or one in which Lean starts anew."""
-        return await Sandbox.open(
-            readable=self._environment.readable(),
-            hidden=self._hidden,
-            nice=self._nice,
-            scratch_root=zygote.scratch if zygote else None,
-            start=zygote.fork if zygote else None,
-        )
-
     async def _refused(self, error: SandboxError, *, is_death: bool) -> None:
         """Notes that there is no fork for a text; ``is_death``: nor will there be."""
         if not is_death:
@@ -490,9 +342,10 @@ class ForkServer:
             if self._refusals < _MOST_REFUSALS:
                 log.info("Lean starts for a text: %s", error)
                 return
-        await self._give_up(str(error))
+        await self.give_up(str(error))
 
-    async def _give_up(self, why: str) -> None:
+    async def give_up(self, why: str) -> None:
+        """Preloads nothing any more, and ends what is preloaded once no text is behind it."""
         if not self.unavailable:
             self._say_given_up(why)
         await self._end_unused()
@@ -509,13 +362,75 @@ class ForkServer:
                 await self._drop(key)
 
 
-def _says_otherwise(key: Key, different: str) -> str:
-    return f"behind {_short(key)} Lean says something else: {different}"
+class Comparisons:
+    """Runs a share of the texts both ways, in idle moments.
 
+    The first repeatable difference gives the fork server up.
 
-def _short(key: Key) -> str:
-    """Returns the header as the log names it."""
-    return repr(textwrap.shorten(key[0], _MOST_NAMED_CHARS, placeholder=" …"))
+    Args:
+        every: one of so many texts; 0 for none.
+    """
+
+    def __init__(self, forks: ForkServer, prover: Prover, every: int) -> None:
+        self._forks = forks
+        self._prover = prover
+        self._every = every
+        self._running: set[asyncio.Task[None]] = set()
+        self._rng = random.Random()
+
+    def is_due(self) -> bool:
+        """Returns whether the next text is to run both ways."""
+        if not self._every or len(self._running) >= _PENDING_COMPARISONS:
+            return False
+        return self._rng.random() < 1 / self._every
+
+    def begin(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
+        """Runs a text again by a newly started Lean, in an idle moment."""
+        task = asyncio.create_task(self._compare(key, code, limits, seen))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def close(self) -> None:
+        """Ends the comparisons under way."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
+        await self._forks.idle.wait()
+        try:
+            if different := await self._difference(key, code, limits, seen):
+                raise DiffersError(says_otherwise(key, different))
+        except DiffersError as error:
+            await asyncio.to_thread(memory_of(self._prover.environment, *key).forget)
+            await self._forks.give_up(str(error))
+        except (SandboxError, OSError) as error:
+            log.warning("a text was not run both ways: %s", error)
+
+    async def _difference(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> str:
+        """Returns the repeatable difference of a text in a fork; empty if there is none, or the
+        text itself causes it. Raises DiffersError if a text of ours differs, too."""
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox = await self._prover.new_sandbox(stack)
+            plain = await self._prover.outcome(sandbox, key, Trial(code), limits)
+            count("leanq_fork_server_total", "compared")
+            # Only a newly started Lean counts the import against the limits.
+            if not (different := seen.difference(plain)) or plain.stopped is not None:
+                return ""
+            # A text that asks for the time says something else each time.
+            forked = await self._forks.lend(key)
+            stack.push_async_callback(self._forks.end, key, forked)
+            for each, before in ((sandbox, plain), (forked, seen)):
+                if before.difference(await self._prover.outcome(each, key, Trial(code), limits)):
+                    return ""
+            if not await asyncio.to_thread(self._prover.can_tell, code, seen, plain):
+                return different
+            count("leanq_fork_server_total", "told_apart")
+            log.info("a text that can tell a fork says something else in one: %s", different)
+            zygote = self._forks.zygote(key)
+            if zygote is not None:
+                await self._prover.prove(key, zygote, header_trials(key[0]))
+        return ""
 
 
 async def fault_of_forks(environment: Environment, header: str) -> str:

@@ -26,7 +26,8 @@ from cachetools import LRUCache
 from leanq.errors import SandboxError
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.prefix_process import ANSWER, ENDS, FLAG, PREFIX, REQUEST
-from leanq.lean.fork_server.server import ForkServer, Key
+from leanq.lean.fork_server.proof import Key
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.recipes import text_hash
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import split_header, tokens

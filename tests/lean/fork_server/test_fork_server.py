@@ -42,11 +42,8 @@ from leanq.lean import pass_memory
 from leanq.lean.environment import Environment, python_folders
 from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
-from leanq.lean.fork_server.proof import RunBytes, compiled_by, memory_of
-from leanq.lean.fork_server.server import (
-    ForkServer,
-    Key,
-)
+from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by, memory_of
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.process import Lean, _is_doubtful
 from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, bare_python
@@ -298,8 +295,8 @@ async def test_a_proof_outlives_a_run_that_is_killed(
         seen = RunBytes.of(done, compiled)
         return replace(seen, code=None, signal=signal.SIGKILL) if left == 0 else seen
 
-    server = "leanq.lean.fork_server.server"
-    monkeypatch.setattr(f"{server}.RunBytes", SimpleNamespace(of=once_killed))
+    proof = "leanq.lean.fork_server.proof"
+    monkeypatch.setattr(f"{proof}.RunBytes", SimpleNamespace(of=once_killed))
     [key] = proved_headers(core, 1)
     forks = ForkServer(core, RULES)
     try:
