@@ -18,8 +18,8 @@ ORDER = (
     {"lean"},
     {"producer", "consumer"},
     {"client", "worker"},
-    {"local", "trainers"},
-    {"campaigns"},
+    {"local"},
+    {"trainers", "campaigns"},
     {"gateway"},
     {"commands"},
     {"cli"},
@@ -28,11 +28,13 @@ PLACE = {room: place for place, group in enumerate(ORDER) for room in group}
 # What imports against the order, and why it may.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("client.py", "campaigns"): "`client.campaigns` is made where it is first asked for",
-    ("trainers/testing.py", "local"): "the queue of a user's tests is an embedded one",
 }
+# Still to be split.
+LARGE_CLASSES = {"lean/audit/kernel.py: Kernel"}
 MODULES = {"client", "worker", "states", "scale", "local", "errors", "cli"}
 LONGEST_WITHOUT_A_WORD = 600
-MODULES_MOST, ROOMS_MOST = 7, 9
+MODULES_MOST, ROOMS_MOST, LAYERS_BELOW_CLI_MOST = 7, 9, 10
+METHODS_MOST = 26
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -63,6 +65,22 @@ def test_imports_go_in_one_direction() -> None:
     }
     assert against == set(EXCEPTIONS)
     assert all(EXCEPTIONS.values())
+
+
+def test_few_layers_stand_below_the_command_line() -> None:
+    assert PLACE["cli"] <= LAYERS_BELOW_CLI_MOST
+
+
+def test_no_class_has_many_methods() -> None:
+    methods = {
+        f"{path.relative_to(PACKAGE)}: {node.name}": sum(
+            isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body
+        )
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {name for name, count in methods.items() if count > METHODS_MOST} == LARGE_CLASSES
 
 
 def test_the_top_has_few_modules_and_rooms_that_all_have_a_place() -> None:
