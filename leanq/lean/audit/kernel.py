@@ -144,7 +144,122 @@ class Info(NamedTuple):
     type_: int
 
 
-class Kernel:
+class Objects:
+    """Makes and reads Lean's objects, by their addresses."""
+
+    name_str: Any
+    name_num: Any
+    _string: Any
+    _nat_of_digits: Any
+    _nat_of_word: Any
+    _alloc: Any
+    _read_names: dict[int, Name]
+
+    def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
+        """Makes an object of a constructor that Lean exports no function for."""
+        room = len(scalars) + 7 & ~7
+        size = _WORD + _WORD * len(fields) + room
+        found: int = self._alloc(size)
+        word = _OWN | tag << 56 | len(fields) << 48 | size << 32
+        body = b"".join(each.to_bytes(_WORD, "little") for each in (word, *fields))
+        ctypes.memmove(found, body + scalars.ljust(room, b"\0"), size)
+        return found
+
+    def array(self, items: list[int]) -> int:
+        """Makes an `Array`."""
+        found: int = self._alloc(3 * _WORD + _WORD * len(items))
+        words = (_OWN | 246 << 56, len(items), len(items), *items)
+        body = b"".join(each.to_bytes(_WORD, "little") for each in words)
+        ctypes.memmove(found, body, len(body))
+        return found
+
+    def list(self, items: Iterable[int]) -> int:
+        """Makes a `List`."""
+        found = _CLOSED_BOX
+        for each in reversed([*items]):
+            found = self.construct(1, each, found)
+        return found
+
+    def name(self, parts: Iterable[str | int]) -> int:
+        """Makes a `Name`."""
+        found = _CLOSED_BOX
+        for part in parts:
+            found = self.name_part(found, part)
+        return found
+
+    def name_part(self, above: int, part: str | int) -> int:
+        """Makes a `Name` with one part more."""
+        if isinstance(part, int):
+            return int(self.name_num(above, self.nat(part)))
+        return int(self.name_str(above, self.text(part)))
+
+    def text(self, value: str) -> int:
+        """Makes a `String`."""
+        data = value.encode()
+        return int(self._string(data, len(data)))
+
+    def nat(self, value: int) -> int:
+        """Makes a `Nat`."""
+        if value < 1 << 63:
+            return value << 1 | 1
+        if value < 1 << 64:
+            return int(self._nat_of_word(value))
+        return int(self._nat_of_digits(str(value).encode()))
+
+    def items(self, list_: int) -> Iterator[int]:
+        """Yields the items of a `List`."""
+        while list_ != _CLOSED_BOX:
+            yield _word(list_ + _WORD)
+            list_ = _word(list_ + 2 * _WORD)
+
+    def read_name(self, name: int) -> tuple[str | int, ...]:
+        """Returns the parts of a `Name`."""
+        known = self._read_names.get(name)
+        if known is None:
+            if name == _CLOSED_BOX:
+                return ()
+            above, last = _word(name + _WORD), _word(name + 2 * _WORD)
+            part = self._read_string(last) if self._tag(name) == 1 else last >> 1
+            known = self._read_names[name] = (*self.read_name(above), part)
+        return known
+
+    def literal(self, literal: int) -> int | str | tuple[str, int]:
+        """Returns the value of a `Literal`; its address for a large number."""
+        value = _word(literal + _WORD)
+        if self._tag(literal) == 1:
+            return self._read_string(value)
+        return value >> 1 if value & 1 else ("large", value)
+
+    @staticmethod
+    def cell(address: int) -> tuple[int, ...]:
+        """Returns the shape of an object, and its fields."""
+        first = address >> 3
+        shape = _MEMORY[first - 1] >> 48
+        return (shape, *_MEMORY[first : first + (shape & 0xFF)])
+
+    @staticmethod
+    def byte(address: int, fields: int, number: int) -> int:
+        """Returns the byte of this number behind so many fields of an object."""
+        return c_uint8.from_address(address + _WORD + _WORD * fields + number).value
+
+    def _parts(self, name: int) -> Name:
+        parts: list[str | int] = []
+        while not name & 1:
+            last = _word(name + 2 * _WORD)
+            parts.append(last >> 1 if last & 1 else self._read_string(last))
+            name = _word(name + _WORD)
+        return tuple(reversed(parts))
+
+    def _read_string(self, value: int) -> str:
+        found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)
+        return found.decode(errors="replace")
+
+    @staticmethod
+    def _tag(value: int) -> int:
+        return value >> 1 if value & 1 else c_uint8.from_address(value + 7).value
+
+
+class Kernel(Objects):
     """Lean's library, loaded into this process; there can be only one.
 
     Attributes:
@@ -152,8 +267,6 @@ class Kernel:
         prints: whether it can print what the kernel has accepted.
     """
 
-    name_str: Any
-    name_num: Any
     level_zero: Any
     level_succ: Any
     level_max: Any
@@ -179,10 +292,6 @@ class Kernel:
     recursor_val: Any
     inductive_decl: Any
     regular: Any
-    _string: Any
-    _nat_of_digits: Any
-    _nat_of_word: Any
-    _alloc: Any
     _add_decl: Any
     _find: Any
     _same: Any
@@ -232,7 +341,7 @@ class Kernel:
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         self.env = 0
-        self._read_names: dict[int, tuple[str | int, ...]] = {}
+        self._read_names = {}
         self.prints = True
         try:
             self._bind(_PRINTING)
@@ -401,42 +510,6 @@ class Kernel:
         value = _word(_word(info + _WORD) + _WORD)
         return Info(self._tag(info), _word(value + 2 * _WORD), _word(value + 3 * _WORD))
 
-    def items(self, list_: int) -> Iterator[int]:
-        """Yields the items of a `List`."""
-        while list_ != _CLOSED_BOX:
-            yield _word(list_ + _WORD)
-            list_ = _word(list_ + 2 * _WORD)
-
-    def read_name(self, name: int) -> tuple[str | int, ...]:
-        """Returns the parts of a `Name`."""
-        known = self._read_names.get(name)
-        if known is None:
-            if name == _CLOSED_BOX:
-                return ()
-            above, last = _word(name + _WORD), _word(name + 2 * _WORD)
-            part = self._read_string(last) if self._tag(name) == 1 else last >> 1
-            known = self._read_names[name] = (*self.read_name(above), part)
-        return known
-
-    def literal(self, literal: int) -> int | str | tuple[str, int]:
-        """Returns the value of a `Literal`; its address for a large number."""
-        value = _word(literal + _WORD)
-        if self._tag(literal) == 1:
-            return self._read_string(value)
-        return value >> 1 if value & 1 else ("large", value)
-
-    @staticmethod
-    def cell(address: int) -> tuple[int, ...]:
-        """Returns the shape of an object, and its fields."""
-        first = address >> 3
-        shape = _MEMORY[first - 1] >> 48
-        return (shape, *_MEMORY[first : first + (shape & 0xFF)])
-
-    @staticmethod
-    def byte(address: int, fields: int, number: int) -> int:
-        """Returns the byte of this number behind so many fields of an object."""
-        return c_uint8.from_address(address + _WORD + _WORD * fields + number).value
-
     def printed(self, environment: int, expression: int, options: int, width: int) -> str:
         """Returns a closed expression in Lean's own words.
 
@@ -450,79 +523,12 @@ class Kernel:
             raise KernelLimitError("Lean cannot print it")
         return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))
 
-    def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
-        """Makes an object of a constructor that Lean exports no function for."""
-        room = len(scalars) + 7 & ~7
-        size = _WORD + _WORD * len(fields) + room
-        found: int = self._alloc(size)
-        word = _OWN | tag << 56 | len(fields) << 48 | size << 32
-        body = b"".join(each.to_bytes(_WORD, "little") for each in (word, *fields))
-        ctypes.memmove(found, body + scalars.ljust(room, b"\0"), size)
-        return found
-
-    def array(self, items: list[int]) -> int:
-        """Makes an `Array`."""
-        found: int = self._alloc(3 * _WORD + _WORD * len(items))
-        words = (_OWN | 246 << 56, len(items), len(items), *items)
-        body = b"".join(each.to_bytes(_WORD, "little") for each in words)
-        ctypes.memmove(found, body, len(body))
-        return found
-
-    def list(self, items: Iterable[int]) -> int:
-        """Makes a `List`."""
-        found = _CLOSED_BOX
-        for each in reversed([*items]):
-            found = self.construct(1, each, found)
-        return found
-
-    def name(self, parts: Iterable[str | int]) -> int:
-        """Makes a `Name`."""
-        found = _CLOSED_BOX
-        for part in parts:
-            found = self.name_part(found, part)
-        return found
-
-    def name_part(self, above: int, part: str | int) -> int:
-        """Makes a `Name` with one part more."""
-        if isinstance(part, int):
-            return int(self.name_num(above, self.nat(part)))
-        return int(self.name_str(above, self.text(part)))
-
-    def text(self, value: str) -> int:
-        """Makes a `String`."""
-        data = value.encode()
-        return int(self._string(data, len(data)))
-
-    def nat(self, value: int) -> int:
-        """Makes a `Nat`."""
-        if value < 1 << 63:
-            return value << 1 | 1
-        if value < 1 << 64:
-            return int(self._nat_of_word(value))
-        return int(self._nat_of_digits(str(value).encode()))
-
     def _words_of(self, exception: int, tag: int) -> str:
         if _EXCEPTIONS[tag] == "other":
             return self._read_string(_word(exception + _WORD))
         result = self._to_string(self._to_message(exception, self._no_options), 1)
         is_string = self._tag(result) == 249
         return self._read_string(result if is_string else _word(result + _WORD))
-
-    def _parts(self, name: int) -> Name:
-        parts: list[str | int] = []
-        while not name & 1:
-            last = _word(name + 2 * _WORD)
-            parts.append(last >> 1 if last & 1 else self._read_string(last))
-            name = _word(name + _WORD)
-        return tuple(reversed(parts))
-
-    def _read_string(self, value: int) -> str:
-        found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)
-        return found.decode(errors="replace")
-
-    @staticmethod
-    def _tag(value: int) -> int:
-        return value >> 1 if value & 1 else c_uint8.from_address(value + 7).value
 
 
 def share(value: int) -> None:
