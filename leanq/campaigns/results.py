@@ -34,7 +34,7 @@ from leanq.campaigns.dataset.row import BadRow, Row
 from leanq.campaigns.files import replacing
 from leanq.campaigns.tables import answer_columns, write_table
 from leanq.errors import UsageError
-from leanq.queue.requests import Reply, verify_reply_to_json
+from leanq.queue.requests import Reply, reply_to_json
 
 _OF_REPLY = (
     *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
@@ -49,12 +49,9 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
     """Returns the record of the reply to the row's text number ``sample`` (from 0)."""
-    fields = verify_reply_to_json(reply)
-    fields |= {"audit_s": round(reply.audit_s, 4), "fingerprint": reply.fingerprint}
+    record = _head(row, sample) | reply_to_json(reply, _OF_REPLY)
     if row.target is None:
-        del fields["failed"]
-    record = _head(row, sample)
-    record.update((name, fields[name]) for name in _OF_REPLY if name in fields)
+        del record["failed"]
     record["code_hash"] = code_hash(row, sample)
     return record
 

@@ -13,7 +13,7 @@ from leanq.commands.replies import coloured, hanging, shown_lines
 from leanq.commands.state import ask_about
 from leanq.commands.submit import read_source
 from leanq.producer.request_builder import Check
-from leanq.queue.requests import Reply, step_reply_to_json
+from leanq.queue.requests import STEPPED, Reply, reply_to_json
 
 
 @click.command()
@@ -38,7 +38,7 @@ def step(
     asked: Check = options.in_environment(env, how)
     reply = ask_about(url, state, lambda client, whole: client.step(whole, text, **asked))
     if as_json:
-        click.echo(json.dumps(step_reply_to_json(reply)))
+        click.echo(json.dumps(reply_to_json(reply, STEPPED)))
     else:
         click.echo("\n".join(lines_of_step(reply)))
     return exit_code(reply.verdict)

@@ -40,7 +40,7 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.producer.request_builder import Check, RequestBuilder
-from leanq.queue.requests import Reply, Request, check_reply_to_json
+from leanq.queue.requests import CHECKED, Reply, Request, reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
 
@@ -59,8 +59,6 @@ Show = Callable[[Ended, bool], None]
 
 Ask = Callable[[AsyncLeanQClient, str], Coroutine[Any, Any, Reply]]
 """Asks about the text of each file."""
-
-ToJson = Callable[[Reply], dict[str, Any]]
 
 
 @click.command()
@@ -91,7 +89,7 @@ def submit(
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
         return client.check(code, **how)
 
-    return run_files(paths, url, embedded, wait_s, as_json, how, ask, check_reply_to_json)
+    return run_files(paths, url, embedded, wait_s, as_json, how, ask, CHECKED)
 
 
 def run_files(
@@ -102,7 +100,7 @@ def run_files(
     as_json: bool,
     how: Check,
     ask: Ask,
-    to_json: ToJson,
+    fields: Sequence[str],
 ) -> int:
     """Asks about each file, prints each end as it comes and a summary; returns the exit code.
 
@@ -115,12 +113,12 @@ def run_files(
     # process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
     if refused := list(_refused(files, early)):
-        _show_refused(refused, len(files), to_json if as_json else None)
+        _show_refused(refused, len(files), fields if as_json else None)
         return EXIT_USAGE
     batch = _Batch(files, early, how, ask)
     started_s = time.monotonic()
     try:
-        interruptible(batch.run(url, embedded, wait_s, as_json, to_json))
+        interruptible(batch.run(url, embedded, wait_s, as_json, fields))
     except Stopped as stopped:
         click.echo(f"leanq: {stopped}: {batch.left()}", err=True)
         raise
@@ -146,13 +144,13 @@ def _refused(files: Iterable[str], early: Mapping[str, _Source]) -> Iterator[End
             yield Ended(file, error=error)
 
 
-def _show_refused(refused: Sequence[Ended], total: int, to_json: ToJson | None) -> None:
+def _show_refused(refused: Sequence[Ended], total: int, fields: Sequence[str] | None) -> None:
     for ended in refused:
-        if to_json:
-            print(json.dumps(_record(ended, to_json)))
+        if fields:
+            print(json.dumps(_record(ended, fields)))
         else:
             _print(ended)
-    if not to_json and total > len(refused):
+    if not fields and total > len(refused):
         text = f"nothing was sent: {len(refused):,} of {plural(total, 'file')} cannot be checked"
         click.echo(f"leanq: {text}", err=True)
 
@@ -217,7 +215,7 @@ class _Batch:
         embedded: bool,
         wait_s: float | None,
         as_json: bool,
-        to_json: ToJson,
+        fields: Sequence[str],
     ) -> None:
         if wait_s is None and not sys.stderr.isatty():
             wait_s = _WAIT_OF_SCRIPTS_S
@@ -233,7 +231,7 @@ class _Batch:
             )
             left = Counter(self._files)
             try:
-                async with _shown(len(self._files), as_json, to_json) as show:
+                async with _shown(len(self._files), as_json, fields) as show:
                     checks = (self._check(client, file) for file in self._files)
                     try:
                         async for ended in ends(checks, {silence, *worker}):
@@ -346,11 +344,11 @@ def read_source(file: str) -> _Source:
 
 
 @contextlib.asynccontextmanager
-async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Show]:
+async def _shown(total: int, as_json: bool, fields: Sequence[str]) -> AsyncIterator[Show]:
     """Yields a function that shows one end: as a JSON line, or as plain lines above a progress
     bar."""
     if as_json:
-        yield lambda ended, _: print(json.dumps(_record(ended, to_json)), flush=True)
+        yield lambda ended, _: print(json.dumps(_record(ended, fields)), flush=True)
         return
     if not (sys.stdout.isatty() or sys.stderr.isatty()):
         yield lambda ended, brief: _print(ended, brief=brief)
@@ -396,7 +394,7 @@ def _print(ended: Ended, *, brief: bool = False) -> None:
         click.echo("\n".join(lines_of(ended.file, ended.reply, brief=brief)), file=sys.stdout)
 
 
-def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:
+def _record(ended: Ended, fields: Sequence[str]) -> dict[str, Any]:
     if ended.reply is None:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
-    return {"file": ended.file, **to_json(ended.reply)}
+    return {"file": ended.file, **reply_to_json(ended.reply, fields)}

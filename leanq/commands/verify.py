@@ -12,7 +12,7 @@ from leanq.commands import options
 from leanq.commands.submit import read_source, run_files
 from leanq.errors import UsageError
 from leanq.producer.request_builder import Check
-from leanq.queue.requests import Reply, verify_reply_to_json
+from leanq.queue.requests import VERIFIED, Reply
 
 
 @click.command()
@@ -75,4 +75,4 @@ def verify(
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
         return client.verify(text, code, theorems=theorems, holes=holes, **how)
 
-    return run_files(candidates, url, embedded, wait_s, as_json, how, ask, verify_reply_to_json)
+    return run_files(candidates, url, embedded, wait_s, as_json, how, ask, VERIFIED)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from leanq.gateway.bodies import Bounds
-from leanq.queue.requests import Infotree, Reason, Reply, Verdict, check_reply_to_json
+from leanq.queue.requests import VERIFIED, Infotree, Reason, Reply, Verdict, reply_to_json
 
 THEOREM = "theorem t (p : Prop) (h : p) : p := "
 
@@ -218,16 +217,14 @@ class Problem(BaseModel):
     detail: str
 
 
+_OF_REPLY = (*VERIFIED, "state", "goals", "fingerprint", "audit_s")
+
+
 def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
     """Returns a reply as a :class:`Result`, in values that JSON has."""
     infotree = {} if reply.infotree is None else {"infotree": msgspec.Raw(reply.infotree)}
     return {
-        **check_reply_to_json(reply),
+        **reply_to_json(reply, _OF_REPLY),
         **infotree,
         "request_id": request_id,
-        "failed": [asdict(failure) for failure in reply.failed],
-        "state": reply.state,
-        "goals": list(reply.goals),
-        "fingerprint": reply.fingerprint,
-        "audit_s": round(reply.audit_s, 4),
     }

@@ -7,7 +7,7 @@ every field's type checked (:mod:`leanq.queue.wire`). ``msgspec.structs.replace`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -409,39 +409,35 @@ def reward(verdict: Verdict | None) -> float:
     )
 
 
-def check_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """Returns the reply to a check, in values that JSON has.
+_TO_JSON: Mapping[str, Callable[[Reply], Any]] = {
+    **{
+        name: attrgetter(name)
+        for name in (
+            *("request_id", "verdict", "reason", "kernel", "state", "fingerprint"),
+            *("attempts", "worker"),
+        )
+    },
+    "messages": lambda reply: [asdict(message) for message in reply.messages],
+    "sorries": lambda reply: [asdict(sorry) for sorry in reply.sorries],
+    "theorems": lambda reply: [asdict(theorem) for theorem in reply.theorems],
+    "failed": lambda reply: [asdict(failure) for failure in reply.failed],
+    "axioms": lambda reply: None if reply.axioms is None else list(reply.axioms),
+    "goals": lambda reply: list(reply.goals),
+    "queued_s": lambda reply: round(reply.queued_s, 4),
+    "cpu_s": lambda reply: round(reply.cpu_s, 4),
+    "wall_s": lambda reply: round(reply.wall_s, 4),
+    "audit_s": lambda reply: round(reply.audit_s, 4),
+}
+CHECKED = (
+    *("request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms", "kernel"),
+    *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
+)
+"""The fields that a reply to a check has as JSON."""
 
-    It leaves out fields of other operations and those for the worker alone.
-    """
-    return {
-        "request_id": reply.request_id,
-        "verdict": reply.verdict,
-        "reason": reply.reason,
-        "messages": [asdict(message) for message in reply.messages],
-        "sorries": [asdict(sorry) for sorry in reply.sorries],
-        "theorems": [asdict(theorem) for theorem in reply.theorems],
-        "axioms": None if reply.axioms is None else list(reply.axioms),
-        "kernel": reply.kernel,
-        "attempts": reply.attempts,
-        "worker": reply.worker,
-        "queued_s": round(reply.queued_s, 4),
-        "cpu_s": round(reply.cpu_s, 4),
-        "wall_s": round(reply.wall_s, 4),
-    }
-
-
-def step_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """Returns the reply to a step, in values that JSON has."""
-    return {
-        "verdict": reply.verdict,
-        "reason": reply.reason,
-        "state": reply.state,
-        "goals": list(reply.goals),
-        "messages": [asdict(message) for message in reply.messages],
-    }
+VERIFIED = (*CHECKED, "failed")
+STEPPED = ("verdict", "reason", "state", "goals", "messages")
 
 
-def verify_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """Returns a check's reply, and which theorems failed by which rule."""
-    return {**check_reply_to_json(reply), "failed": [asdict(failure) for failure in reply.failed]}
+def reply_to_json(reply: Reply, fields: Iterable[str]) -> dict[str, Any]:
+    """Returns these fields of a reply in this order, in values that JSON has."""
+    return {name: _TO_JSON[name](reply) for name in fields}

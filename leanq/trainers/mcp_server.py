@@ -6,7 +6,7 @@ are cut, since they fill a model's context.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from mcp.server import MCPServer
@@ -16,7 +16,7 @@ from pydantic import Field
 from leanq import __version__
 from leanq.errors import LeanQError
 from leanq.producer.request_builder import Check
-from leanq.queue.requests import check_reply_to_json, step_reply_to_json, verify_reply_to_json
+from leanq.queue.requests import CHECKED, STEPPED, VERIFIED, Reply, reply_to_json
 from leanq.trainers.search import ProofSearch, Prover, SearchResult, reply_of
 
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
     async def check(code: Code) -> dict[str, Any]:
         """Check a text: its verdict, messages, theorems, axioms, and each sorry's goal and
         state."""
-        return _cut(check_reply_to_json(await _said(lambda: reply_of(lean.check(code, **how)))))
+        return _shown(await _said(lambda: reply_of(lean.check(code, **how))), CHECKED)
 
     @server.tool()
     async def verify(
@@ -57,11 +57,8 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
         candidate: Annotated[str, Field(description="Lean 4 text that proves exactly that.")],
     ) -> dict[str, Any]:
         """Verify that a candidate proves a target's theorems, as they are stated there."""
-        return _cut(
-            verify_reply_to_json(
-                await _said(lambda: reply_of(lean.verify(target, candidate, **how)))
-            )
-        )
+        reply = await _said(lambda: reply_of(lean.verify(target, candidate, **how)))
+        return _shown(reply, VERIFIED)
 
     @server.tool()
     async def step(
@@ -70,9 +67,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
     ) -> dict[str, Any]:
         """Try a tactic on a state: the next state with its goals, or `accepted` with none left. A
         state stays, so any number of tactics can be tried on it."""
-        return _cut(
-            step_reply_to_json(await _said(lambda: reply_of(lean.step(state, tactic, **how))))
-        )
+        return _shown(await _said(lambda: reply_of(lean.step(state, tactic, **how))), STEPPED)
 
     @server.tool()
     async def search(
@@ -123,6 +118,10 @@ async def _said(ask: Callable[[], Awaitable[_T]]) -> _T:
     except LeanQError as error:
         # The model reads the text, and can do better.
         raise ToolError(str(error)) from None
+
+
+def _shown(reply: Reply, fields: Sequence[str]) -> dict[str, Any]:
+    return _cut(reply_to_json(reply, fields))
 
 
 def _cut(found: dict[str, Any]) -> dict[str, Any]:

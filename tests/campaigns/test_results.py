@@ -26,6 +26,7 @@ from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply, pack, read_results, write_results
 from leanq.errors import UsageError, to_install
 from leanq.queue.requests import (
+    CHECKED,
     Failure,
     Message,
     Reason,
@@ -34,7 +35,7 @@ from leanq.queue.requests import (
     Sorry,
     Theorem,
     Verdict,
-    check_reply_to_json,
+    reply_to_json,
 )
 
 REPLY_FIELDS = [
@@ -197,7 +198,7 @@ def test_what_was_not_sent_is_cancelled() -> None:
 
 @given(REPLIES)
 def test_submit_writes_the_same_fields_of_a_reply(reply: Reply) -> None:
-    line = check_reply_to_json(reply)
+    line = reply_to_json(reply, CHECKED)
     record = of_reply(Row(1, 2, "a", None, ("x",), False), 0, reply)
     shared = [name for name in CHECK_FIELDS if name in line]
     assert {name: record[name] for name in shared} == {name: line[name] for name in shared}

@@ -21,7 +21,7 @@ from leanq.client import LeanQClient
 from leanq.commands.replies import lines_of
 from leanq.commands.step import lines_of_step
 from leanq.lean.environment import Environment
-from leanq.queue.requests import Failure, Message, Reply, Sorry, check_reply_to_json
+from leanq.queue.requests import CHECKED, Failure, Message, Reply, Sorry, reply_to_json
 from leanq.queue.settings import Settings
 
 _MAIN = "from leanq.__main__ import main; main()"
@@ -160,7 +160,9 @@ def test_what_lean_quotes_of_a_text_steers_no_terminal() -> None:
 
 
 def test_times_have_four_digits_in_json() -> None:
-    record = check_reply_to_json(Reply("accepted", cpu_s=0.1 + 0.2, wall_s=1 / 3, queued_s=2 / 3))
+    record = reply_to_json(
+        Reply("accepted", cpu_s=0.1 + 0.2, wall_s=1 / 3, queued_s=2 / 3), CHECKED
+    )
     times = [record[name] for name in ("cpu_s", "wall_s", "queued_s")]
     assert times == [0.3, 0.3333, 0.6667]
 

@@ -23,8 +23,11 @@ from leanq.errors import (
 )
 from leanq.queue import wire
 from leanq.queue.requests import (
+    CHECKED,
     LEAN_NO,
     LEAN_VERDICTS,
+    STEPPED,
+    VERIFIED,
     VERSION,
     Failure,
     Message,
@@ -35,10 +38,8 @@ from leanq.queue.requests import (
     Sorry,
     Theorem,
     Verdict,
-    check_reply_to_json,
+    reply_to_json,
     reward,
-    step_reply_to_json,
-    verify_reply_to_json,
 )
 from leanq.queue.settings import MAX_REQUEST_BYTES
 from leanq.queue.wire import (
@@ -269,7 +270,7 @@ def test_a_sorry_of_an_earlier_release_has_no_end() -> None:
 @quick
 @given(replies)
 def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
-    check = check_reply_to_json(reply)
+    check = reply_to_json(reply, CHECKED)
     assert list(check) == [
         *("request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),
         *("kernel", "attempts", "worker", "queued_s", "cpu_s", "wall_s"),
@@ -279,10 +280,10 @@ def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
     for sorry in check["sorries"]:
         assert set(sorry) == {"line", "column", "end_line", "end_column", "goal", "state"}
     assert all(set(theorem) == {"name", "statement"} for theorem in check["theorems"])
-    verify = verify_reply_to_json(reply)
+    verify = reply_to_json(reply, VERIFIED)
     assert list(verify) == [*check, "failed"]
     assert all(set(failure) == {"name", "rule", "text"} for failure in verify["failed"])
-    step = step_reply_to_json(reply)
+    step = reply_to_json(reply, STEPPED)
     assert list(step) == ["verdict", "reason", "state", "goals", "messages"]
     assert json.loads(json.dumps([check, verify, step])) == [check, verify, step]
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.recording import SUFFIX, Recorded, read_journal
-from leanq.queue.requests import verify_reply_to_json
+from leanq.queue.requests import VERIFIED, reply_to_json
 
 
 def is_recorded(source: str) -> bool:
@@ -51,11 +51,7 @@ def _trace(record: Recorded) -> rows.Row:
         labels=record.labels if labels else None,
         ended=datetime.fromtimestamp(record.ended_ms / 1000, UTC),
     )
-    answer = {
-        **verify_reply_to_json(reply),
-        "audit_s": round(reply.audit_s, 4),
-        "fingerprint": reply.fingerprint,
-    }
+    answer = reply_to_json(reply, (*VERIFIED, "audit_s", "fingerprint"))
     if record.request.op == "step":
         answer |= {"state": reply.state, "goals_after": list(reply.goals)}
     return rows.trace(origin, record.request, answer)
