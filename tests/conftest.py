@@ -45,7 +45,7 @@ profile.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 # For `make test`; all others look as long as hypothesis does by itself.
-profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=20)
+profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=10)
 profile.load_profile("leanq")
 
 if sys.version_info < (3, 12):

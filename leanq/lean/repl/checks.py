@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from leanq.errors import ReplError
 from leanq.lean.diagnostics import Outcome, Position, Printed, classify_printed
 from leanq.lean.recipes import Hole
-from leanq.lean.repl.protocol import Elaborated, Opened
+from leanq.lean.repl.protocol import Elaborated, OpenGoal
 from leanq.lean.repl.session import Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import Seen, look
@@ -63,7 +63,9 @@ async def see(
     return await look(holes, run, lambda forms: draft_probe(code, holes, forms))
 
 
-def opened_at(holes: Sequence[Hole], code: str, sorries: Sequence[Opened]) -> Mapping[int, Opened]:
+def opened_at(
+    holes: Sequence[Hole], code: str, sorries: Sequence[OpenGoal]
+) -> Mapping[int, OpenGoal]:
     """Returns the goal that was met in each hole, by its number, if there was exactly one."""
     met = Counter(each.at for each in sorries)
     by_place = {each.at: each for each in sorries if met[each.at] == 1}

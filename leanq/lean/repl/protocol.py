@@ -72,7 +72,7 @@ def unpickle_state(path: str, env: int) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenGoal:
     """An open goal: its proof state's number in the process, and the place of its ``sorry``. The
     REPL does not tell the place of one in a tactic."""
 
@@ -88,7 +88,7 @@ class Elaborated:
 
     env: int
     messages: tuple[Found, ...] = ()
-    sorries: tuple[Opened, ...] = ()
+    sorries: tuple[OpenGoal, ...] = ()
     infotree: bytes | None = None
 
 
@@ -104,7 +104,7 @@ class Stepped:
     goals: tuple[str, ...]
     status: str
     messages: tuple[Found, ...] = ()
-    sorries: tuple[Opened, ...] = ()
+    sorries: tuple[OpenGoal, ...] = ()
     traces: tuple[str, ...] = ()
 
     @property
@@ -241,14 +241,14 @@ def _messages(found: Mapping[str, Any]) -> tuple[Found, ...]:
     return tuple(filter(None, read))
 
 
-def _sorries(found: Mapping[str, Any]) -> tuple[Opened, ...]:
-    opened: list[Opened] = []
+def _sorries(found: Mapping[str, Any]) -> tuple[OpenGoal, ...]:
+    opened: list[OpenGoal] = []
     for each in _list(found, "sorries"):
         match each:
             case {"goal": str(goal), **rest}:
                 number = rest.get("proofState")
                 state = number if type(number) is int else None
-                opened.append(Opened(state, _text(goal), position_of(rest.get("pos"))))
+                opened.append(OpenGoal(state, _text(goal), position_of(rest.get("pos"))))
             case _:
                 raise ReplError("the REPL's answer has a sorry that cannot be read")
     return tuple(opened)

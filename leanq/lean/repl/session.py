@@ -19,7 +19,7 @@ from leanq.lean.repl.protocol import (
     Command,
     Elaborated,
     Exchange,
-    Opened,
+    OpenGoal,
     Refused,
     Stepped,
     elaborate,
@@ -234,7 +234,7 @@ class Session:
             raise ReplError(f"no answer to a pickle: {answer}")
         return answer
 
-    def hold(self, state: str, opened: Opened, *, pickled: bool = False) -> None:
+    def hold(self, state: str, opened: OpenGoal, *, pickled: bool = False) -> None:
         """Notes that it holds a state."""
         if opened.proof_state is not None:
             self.states[state] = Live(opened.proof_state, pickled)

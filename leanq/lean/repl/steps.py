@@ -10,7 +10,7 @@ from leanq.lean.diagnostics import Outcome, Printed, classify_printed, is_budget
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.repl.checks import messages_of, opened_at, outcome_of
 from leanq.lean.repl.pickles import Pickles
-from leanq.lean.repl.protocol import Opened, Refused, Stepped
+from leanq.lean.repl.protocol import OpenGoal, Refused, Stepped
 from leanq.lean.repl.session import Live, Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import sorry_at
@@ -191,7 +191,7 @@ class LiveStep:
         sorries: tuple[Sorry, ...] = ()
         goals = answer.goals
         records: dict[str, bytes] = {}
-        held: dict[str, Opened] = {}
+        held: dict[str, OpenGoal] = {}
         if tactic.holes:
             # Of several holes, the REPL does not tell which is which.
             if not _has_one(answer, tactic) or not are_plain(tactic.text, tactic.holes):
@@ -208,7 +208,7 @@ class LiveStep:
         if answer.goals:
             state, record = record_after(move.state, tactic)
             records[state] = record
-            held[state] = Opened(answer.proof_state, "", None)
+            held[state] = OpenGoal(answer.proof_state, "", None)
             reply = replace(reply, state=state)
         await states.keep(records)
         for state, opened in held.items():
@@ -230,13 +230,13 @@ def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:
     return not isinstance(answer, Stepped) or bool(Printed.of(answer.messages).failed)
 
 
-def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> Opened | None:
+def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> OpenGoal | None:
     """Replays a tactic of a recipe; returns its state, if it is the same as before."""
     if _has_failed(answer):
         return None
     assert isinstance(answer, Stepped)
     if tactic.opened is None:
-        return Opened(answer.proof_state, "", None) if answer.goals else None
+        return OpenGoal(answer.proof_state, "", None) if answer.goals else None
     return answer.sorries[0] if _has_one(answer, tactic) else None
 
 

@@ -14,7 +14,7 @@ from leanq.errors import ReplError
 from leanq.lean.repl.protocol import (
     Elaborated,
     Exchange,
-    Opened,
+    OpenGoal,
     Refused,
     Stepped,
     elaborate,
@@ -156,7 +156,7 @@ def test_answers_as_values() -> None:
             (Message("error", 1, 4, "no"), ""),
             (Message("information", 1, 4, "t", 1, 4), ""),
         ),
-        (Opened(0, "⊢ p", (1, 4)),),
+        (OpenGoal(0, "⊢ p", (1, 4)),),
         b"[]",
     )
     assert read_answer(
@@ -167,7 +167,7 @@ def test_answers_as_values() -> None:
             "proofState": 5,
             "goals": [],
         }
-    ) == Stepped(5, (), "Completed", (), (Opened(4, "⊢ q", None),), ("37",))
+    ) == Stepped(5, (), "Completed", (), (OpenGoal(4, "⊢ q", None),), ("37",))
     refused = read_answer({"message": "Lean error:\nno"})
     assert isinstance(refused, Refused)
     assert (refused.by_lean, refused.reason) == (True, "no")
