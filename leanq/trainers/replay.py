@@ -41,7 +41,7 @@ from leanq.errors import (
     WireError,
 )
 from leanq.producer import arguments
-from leanq.producer.gateway_url import is_gateway
+from leanq.producer.destination import is_gateway
 from leanq.queue.connection import Address, Link
 from leanq.queue.keys import Keys
 from leanq.queue.scripts import SCRIPTS, script_text
@@ -138,7 +138,8 @@ class ReplayMemory:
         self._timeout_s = arguments.number("unavailable_timeout_s", unavailable_timeout_s)
         # The name alone decides on the shard, so all processes find it.
         shard = int.from_bytes(hashlib.blake2b(self.name.encode()).digest()[:4]) % url.shards
-        self._tag = Keys(url.prefix, shard, url.shards).tag
+        self._tag = tag = Keys(url.prefix, shard, url.shards).tag
+        self._key = partial(_key, tag, self.name)
         address = Address(url.url)
         self._address = address
         self._commands, self._blocking = Link(address), Link(address)
@@ -158,7 +159,7 @@ class ReplayMemory:
         try:
             await self.open()
         except BaseException:
-            await self._disconnect()
+            await _close(self._commands, self._blocking)
             raise
         return self
 
@@ -202,7 +203,7 @@ class ReplayMemory:
                 await self._flushing
         finally:
             self._closing = False
-            await self._disconnect()
+            await _close(self._commands, self._blocking)
 
     def add(self, entry: ReplayEntry) -> None:
         """Writes an entry in the background, in batches, for rollout workers that must not wait.
@@ -512,9 +513,6 @@ class ReplayMemory:
         finally:
             await link.close()
 
-    def _key(self, kind: str) -> str:
-        return f"{self._tag}:replay:{self.name}:{kind}"
-
     async def _is_pressed(self) -> bool:
         if time.monotonic() >= self._pressed_until_s or self._unasked_bytes > _PRESSED_BYTES:
             self._pressed, self._unasked_bytes = False, 0
@@ -546,9 +544,14 @@ class ReplayMemory:
             await asyncio.sleep(pause_s)
         raise AssertionError
 
-    async def _disconnect(self) -> None:
-        for link in (self._commands, self._blocking):
-            await link.close()
+
+def _key(tag: str, name: str, kind: str) -> str:
+    return f"{tag}:replay:{name}:{kind}"
+
+
+async def _close(*links: Link) -> None:
+    for link in links:
+        await link.close()
 
 
 async def _wait(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from leanq.errors import InvalidRequestError, NoRewardError, TooLargeError, UsageError
-from leanq.producer.loop_thread import LoopThread
+from leanq.producer.future_client import LoopThread
 from leanq.queue.requests import Reply, reward
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from leanq.errors import TargetError, UsageError
 from leanq.fleet.scaler.targets import Idleness, Ordered
-from leanq.fleet.stats import FleetStats, info_of
+from leanq.fleet.stats import FleetStats
+from leanq.queue.wire import info_of
 
 log = logging.getLogger("leanq.scaler")
 
