@@ -66,7 +66,11 @@ FROM python:3.12.11-slim-bookworm AS leanq
 WORKDIR /src/leanq
 COPY pyproject.toml README.md LICENSE ./
 COPY leanq ./leanq
-RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,server]'
+# What `leanq --version` says. Git's tag is not among these sources.
+ARG LEANQ_VERSION=""
+RUN python -m venv /opt/leanq \
+ && SETUPTOOLS_SCM_PRETEND_VERSION_FOR_LEANQ="${LEANQ_VERSION}" \
+    /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,server]'
 
 # 6. What runs.
 FROM python:3.12.11-slim-bookworm

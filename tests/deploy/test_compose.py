@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.manifests import (
+    RELEASE,
     ROOT,
     check_pinned,
     overlay,
@@ -26,7 +28,6 @@ from support.manifests import (
 from support.required import missing
 from support.servers import own_server
 
-from leanq import __version__
 from leanq.local import find_server
 from leanq.queue.settings import check_url
 
@@ -147,7 +148,7 @@ def test_profiles() -> None:
 def test_commands_and_settings_are_leanqs() -> None:
     for name in OURS:
         each = SERVICES[name]
-        assert each["image"] == f"leanq:{__version__}"
+        assert each["image"] == f"leanq:{RELEASE}"
         _, options = parse(each["command"])
         port = options.get("--metrics-port") or options["--port"]
         assert each["expose"] == [port]
@@ -269,6 +270,47 @@ def test_the_image_is_built_from_what_is_pinned() -> None:
     # The REPL is of Lean's own version, or its states are of another Lean.
     assert versions["REPL_TAG"] == versions["LEAN_VERSION"]
     assert re.fullmatch(r"[0-9a-f]{64}", versions["ELAN_SHA256"])
+
+
+@pytest.fixture(scope="module")
+def matrix() -> dict[str, Any]:
+    """The bake file, which is JSON."""
+    found: dict[str, Any] = json.loads((ROOT / "deploy" / "docker-bake.json").read_text())
+    return found
+
+
+def test_the_matrix_names_what_the_dockerfile_has(matrix: dict[str, Any]) -> None:
+    target = matrix["target"]["image"]
+    assert matrix["group"]["default"]["targets"] == list(matrix["target"])
+    assert (ROOT / target["context"] / target["dockerfile"]).samefile(ROOT / "Dockerfile")
+    stages = {name for _, name, _ in _stages()}
+    assert target.get("target", "lean") in stages
+    arguments = set(re.findall(r"(?m)^ARG (\w+)", (ROOT / "Dockerfile").read_text()))
+    assert set(target["args"]) <= arguments
+    rows = target["matrix"]["image"]
+    fields = {f"image.{field}" for field in rows[0]}
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    used = {name for text in strings([target]) for name in re.findall(r"\$\{([\w.]+)\}", text)}
+    assert used == fields | set(matrix["variable"])
+
+
+def test_the_tags_of_the_matrix_say_both_versions(matrix: dict[str, Any]) -> None:
+    assert matrix["variable"]["LEANQ_VERSION"]["default"] == RELEASE
+    target = matrix["target"]["image"]
+    assert target["args"]["LEAN_VERSION"] == target["args"]["REPL_TAG"] == "${image.lean}"
+    rows = target["matrix"]["image"]
+    for row in rows:
+        project = row["project"].rpartition("/")[2].removesuffix("4")
+        parts = ["lean", row["lean"], *([project, row["revision"]] if project else [])]
+        assert row["tag"] == "-".join(parts)
+        assert row["target"] == row["tag"].replace(".", "_")
+        assert bool(row["project"]) == bool(row["revision"])
+    tags = [f"leanq:{RELEASE}-{row['tag']}" for row in rows]
+    assert len(set(tags)) == len(tags)
+    assert all(re.fullmatch(r"leanq:[\w.-]{1,128}", tag) for tag in tags)
+    # What the Dockerfile builds by itself is among them.
+    [lean] = re.findall(r"(?m)^ARG LEAN_VERSION=(\S+)", (ROOT / "Dockerfile").read_text())
+    assert f"lean-{lean}" in {row["tag"] for row in rows}
 
 
 def test_the_shell_understands_each_step() -> None:

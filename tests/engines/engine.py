@@ -60,6 +60,7 @@ class Engine:
     Attributes:
         name: with its version.
         command, build, compose: the beginnings of command lines.
+        bake: of the command that builds a matrix; empty where the engine knows none.
         source: what names an image that is there, for ``--build-context``.
         environ: variables of all of them.
         health: whether the engine looks after health checks by itself.
@@ -70,6 +71,7 @@ class Engine:
     command: tuple[str, ...]
     build: tuple[str, ...]
     compose: tuple[str, ...]
+    bake: tuple[str, ...]
     source: str
     health: bool
     walls: frozenset[str]
@@ -83,6 +85,14 @@ class Engine:
         """An image from the Dockerfile in a folder."""
         command = (*self.build, "-t", tag, *args, folder)
         run(*command, timeout_s=_BUILD_S, environ=self.environ)
+
+    def make_matrix(self, file: Path, contexts: Mapping[str, str]) -> None:
+        """All images of a bake file; ``contexts`` replace stages, by the pattern of a target."""
+        given = [f"--set={stage}={source}" for stage, source in contexts.items()]
+        # Newer releases of buildx ask whether they may read contexts elsewhere.
+        environ = {**self.environ, "BUILDX_BAKE_ENTITLEMENTS_FS": "0"}
+        command = (*self.bake, "--load", "-f", file, *given)
+        run(*command, timeout_s=_BUILD_S, environ=environ, folder=ROOT)
 
 
 # Stand-ins
@@ -111,8 +121,8 @@ def root_file_system(folder: Path) -> Path:
     return archive
 
 
-def stand_ins(engine: Engine, folder: Path) -> list[str]:
-    """Makes all images that would be pulled, in the engine; the options of a build with them."""
+def stand_ins(engine: Engine, folder: Path) -> dict[str, str]:
+    """Makes all images that would be pulled, in the engine; what replaces the stages that fetch."""
     _base_image(engine, folder)
     for name in _pulled_by_the_dockerfile():
         engine.do("tag", "localhost/base:1", f"docker.io/library/{name}")
@@ -128,8 +138,18 @@ def stand_ins(engine: Engine, folder: Path) -> list[str]:
     script = "/opt/repl/lean_repl.py --lean-arg /opt/lean/bin/lean"
     program.write_text(f"#!/bin/sh\nexec python3 -S {script}\n")
     program.chmod(0o755)
-    lean_context = f"lean={engine.source}localhost/lean-standin:1"
-    return ["--build-context", lean_context, "--build-context", f"repl={repl}"]
+    return {"lean": f"{engine.source}localhost/lean-standin:1", "repl": str(repl)}
+
+
+def mathlib_stand_in(folder: Path) -> str:
+    """A context with one compiled module, called Mathlib, where the stage ``project`` leaves it."""
+    place = _folder(folder / "mathlib", "") / "srv" / "lean"
+    place.mkdir(parents=True, exist_ok=True)
+    source = folder / "mathlib" / "Mathlib.lean"
+    source.write_text("prelude\nimport Core\ntheorem ofMathlib (p : Prop) (h : p) : p := h\n")
+    lean = folder / "lean" / "lean" / "bin" / "lean"
+    run(lean, "-o", place / "Mathlib.olean", source.name, folder=source.parent)
+    return str(folder / "mathlib")
 
 
 def _base_image(engine: Engine, folder: Path) -> None:
@@ -253,6 +273,7 @@ tmp_dir = "{place}/tmp"
         ("podman",),
         ("podman", "build", "-q"),
         (str(compose),),
+        (),
         "container-image://",
         False,
         frozenset({"user-ns", "mount-ns", "net-ns", "ipc-ns", "landlock", "seccomp"}),
@@ -298,6 +319,7 @@ def docker(folder: Path) -> Iterator[Engine]:
             ("docker",),
             ("docker", "buildx", "build", "-q"),
             ("docker", "compose"),
+            ("docker", "buildx", "bake"),
             "docker-image://",
             True,
             frozenset({"landlock", "seccomp"}),

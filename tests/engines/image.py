@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,28 @@ import httpx2
 import yaml
 from support.paths import ROOT
 
-from engines.engine import Engine, docker, podman, root_file_system, stand_ins
+from engines.engine import (
+    Engine,
+    docker,
+    mathlib_stand_in,
+    podman,
+    root_file_system,
+    stand_ins,
+)
 from engines.machine import NoEngine, in_namespaces, run, until
-from leanq import LeanQClient, __version__
+from leanq import LeanQClient
 
-IMAGE = f"leanq:{__version__}"
+MATRIX = ROOT / "deploy" / "docker-bake.json"
+# On its stand-in.
+BY_MATHLIB = (
+    "printf 'prelude\\nimport Mathlib\\ntheorem t (p : Prop) (h : p) : p := ofMathlib p h\\n'"
+    " | LEAN_PATH=/srv/lean lean --stdin"
+)
+SERVICES_OF_COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())[
+    "services"
+]
+IMAGE: str = SERVICES_OF_COMPOSE["worker"]["image"]
+VERSION = IMAGE.partition(":")[2]
 # A URL has a meaning for each of these signs.
 PASSWORD = "a/b#c%d?e@f"
 HARDENED = ["--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"]
@@ -91,11 +108,14 @@ class Course:
 
     def run(self) -> None:
         """Everything, in order."""
-        options = stand_ins(self._engine, self._folder)
+        stages = stand_ins(self._engine, self._folder)
         self._done("stand-ins for what would be pulled")
-        self._engine.make(IMAGE, ROOT, *options)
+        options = [f"--build-context={name}={source}" for name, source in stages.items()]
+        self._engine.make(IMAGE, ROOT, f"--build-arg=LEANQ_VERSION={VERSION}", *options)
         self._done("the image is built")
         self._image()
+        if self._engine.bake:
+            self._matrix(stages)
         with self._fleet():
             self._samples()
             self._over_http()
@@ -113,15 +133,16 @@ class Course:
 
     def _image(self) -> None:
         hardened = ("run", *HARDENED)
-        assert __version__ in self._engine.do(*hardened, IMAGE, "--version")
+        assert self._engine.do(*hardened, IMAGE, "--version") == f"leanq, version {VERSION}\n"
         inside = "id -u; command -v gcc cc clang git curl make; ls /opt/lean/bin/clang; "
         inside += "find / -xdev -perm /6000 -type f"
         shell = (*hardened, "--entrypoint", "sh", IMAGE, "-c", f"{{ {inside}; }} 2>/dev/null")
         said = self._engine.do(*shell, codes=(0, 1)).split()
         assert said == ["10001"], f"in the image are tools, or files that raise rights: {said[1:]}"
-        size = int(self._engine.do("image", "inspect", "--format", "{{.Size}}", IMAGE))
-        self._done(f"{size / 1e6:.0f} MB, with no compiler, no setuid file, no root")
-        compose = [f"--security-opt={each}" for each in _service("worker")["security_opt"]]
+        self._done(f"{self._size_mb(IMAGE):.0f} MB, with no compiler, no setuid file, no root")
+        compose = [
+            f"--security-opt={each}" for each in SERVICES_OF_COMPOSE["worker"]["security_opt"]
+        ]
         wanted = self._engine.walls
         for what, extra, least in (
             ("the engine's own profile", [], wanted),
@@ -138,6 +159,30 @@ class Course:
                 assert findings[name]["works"], findings[name]
             assert {re.sub(r"-\d+$", "", wall) for wall in walls} >= least, walls
             self._done(f"walls with {what}: {', '.join(walls)}")
+
+    def _size_mb(self, image: str) -> float:
+        return int(self._engine.do("image", "inspect", "--format", "{{.Size}}", image)) / 1e6
+
+    def _matrix(self, stages: Mapping[str, str]) -> None:
+        """Builds each image of the matrix, and has its judge accept a text on its library."""
+        contexts = {f"*.contexts.{name}": source for name, source in stages.items()}
+        mathlib = mathlib_stand_in(self._folder)
+        contexts["*-mathlib-*.contexts.project"] = mathlib
+        self._engine.make_matrix(MATRIX, contexts)
+        self._done("the matrix is built")
+        for row in json.loads(MATRIX.read_text())["target"]["image"]["matrix"]["image"]:
+            image = f"leanq:{VERSION}-{row['tag']}"
+            library = ["--env", "mathlib=/srv/lean"] if row["project"] else []
+            said = self._engine.do(
+                "run", *HARDENED, image, "doctor", "--json", *library, codes=DOCTORS_CODES
+            )
+            findings = {each["what"]: each for each in map(json.loads, said.splitlines())}
+            for name in ("lean", "judge", "check"):
+                assert findings[name]["works"], findings[name]
+            if library:
+                shell = ("run", *HARDENED, "--entrypoint", "sh", image, "-c")
+                self._engine.do(*shell, f"test -s /srv/lean/.leanq-hashes && {BY_MATHLIB}")
+            self._done(f"{image}: {self._size_mb(image):.0f} MB; its Lean and judge work")
 
     def _doctor(self, extra: Sequence[str]) -> dict[str, Any]:
         doctor = ("doctor", "--json", "--repl", "/opt/repl/repl")
@@ -288,10 +333,6 @@ class Course:
             verdicts = [future.result(120).verdict for future in futures]
         assert verdicts == ["accepted"] * BURST, verdicts
         self._done(f"the server killed and started: {BURST} of {BURST} accepted")
-
-
-def _service(name: str) -> Any:
-    return yaml.safe_load((ROOT / "compose.yaml").read_text())["services"][name]
 
 
 def _walls(text: str) -> list[str]:

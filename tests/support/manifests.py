@@ -37,6 +37,10 @@ def read(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text())
 
 
+RELEASE: str = read("compose.yaml")["x-leanq"]["image"].partition(":")[2]
+"""The release whose image all files here name."""
+
+
 @lru_cache
 def render(folder: str) -> tuple[Object, ...]:
     """The objects of an overlay, or of another kustomization below ``k8s``."""
