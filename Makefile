@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -144,6 +144,9 @@ sim-quick: $(VENV)/dev   ## the same with 5 seeds, tables only; five minutes at 
 
 dist: $(VENV)/dev     ## sdist and wheel
 	$(BIN)/python -m build
+
+release: $(VENV)/dev  ## the same, tried on each Python of this machine; VERSION=X.Y.Z writes the changelog's section
+	$(BIN)/python deploy/release.py --version "$(VERSION)"
 
 clean:           ## remove what the targets made
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

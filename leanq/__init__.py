@@ -6,7 +6,7 @@ clients of campaigns are in :mod:`leanq.campaigns`.
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from leanq.queue.requests import reward as reward
     from leanq.queue.settings import Settings as Settings
 
-__version__ = "0.1.0"
+    __version__: str
 
 
 def names_of(homes: Mapping[str, str], package: str) -> Callable[[str], Any]:
@@ -94,7 +94,18 @@ _HOMES = {
 }
 __all__ = list(_HOMES)
 if not TYPE_CHECKING:
-    __getattr__ = names_of(_HOMES, __name__)
+    _find = names_of(_HOMES, __name__)
+
+    def __getattr__(name: str) -> Any:
+        return _installed_version() if name == "__version__" else _find(name)
+
+
+def _installed_version() -> str:
+    """Returns the version that was built and installed; the build takes it from Git's tag."""
+    try:
+        return metadata.version("leanq")
+    except metadata.PackageNotFoundError:  # a checkout on the path that nobody installed
+        return "0.0"
 
 
 def __dir__() -> list[str]:

@@ -135,6 +135,10 @@ INSTALLED = (
     ),
     ('{"url": "file:///a/leanq", "dir_info": {}}', "pip install '/a/leanq[local]'"),
     (
+        '{"url": "file:///a/leanq-1.0-py3-none-any.whl", "archive_info": {"hash": "sha256=0"}}',
+        "pip install 'leanq[local] @ file:///a/leanq-1.0-py3-none-any.whl'",
+    ),
+    (
         '{"url": "https://host/leanq.git", "vcs_info": {"vcs": "git", "commit_id": "0"}}',
         "pip install 'leanq[local] @ git+https://host/leanq.git'",
     ),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from support.paths import ROOT
 from support.required import missing
 from support.terminals import ended, new_terminal
-
-from leanq import __version__
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ class Published:
     sdist: Path
     wheel: Path
 
+    @property
+    def version(self) -> str:
+        return self.wheel.name.split("-")[1]
+
     def in_sdist(self) -> set[str]:
         with tarfile.open(self.sdist) as archive:
             names = [member.name for member in archive if member.isfile()]
-        return {name.removeprefix(f"leanq-{__version__}/") for name in names}
+        return {name.removeprefix(f"leanq-{self.version}/") for name in names}
 
     def in_wheel(self) -> set[str]:
         with zipfile.ZipFile(self.wheel) as archive:
@@ -42,9 +47,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     folder = tmp_path_factory.mktemp("dist")
     # Without isolation, because the index may be out of reach.
     must(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
-    made = Published(
-        folder / f"leanq-{__version__}.tar.gz", folder / f"leanq-{__version__}-py3-none-any.whl"
-    )
+    [wheel] = folder.glob("leanq-*-py3-none-any.whl")
+    version = wheel.name.split("-")[1]
+    made = Published(folder / f"leanq-{version}.tar.gz", wheel)
     assert set(folder.iterdir()) == {made.sdist, made.wheel}
     return made
 
@@ -80,7 +85,9 @@ def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
     kinds |= {".html", ".css", ".js", ".svg", ".txt", ".md"}
     assert {Path(name).suffix for name in package} == kinds
     info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
-    assert published.in_wheel() == package | {f"leanq-{__version__}.dist-info/{n}" for n in info}
+    assert published.in_wheel() == package | {
+        f"leanq-{published.version}.dist-info/{n}" for n in info
+    }
 
 
 @pytest.mark.slow
@@ -92,6 +99,65 @@ def test_the_sdist_holds_all_that_the_tests_need(published: Published) -> None:
     root = {"pyproject.toml", "Makefile", "LICENSE", ".gitignore", "PKG-INFO"}
     root |= {"compose.yaml", "Dockerfile", ".dockerignore"}
     assert published.in_sdist() == folders | written | root
+
+
+@pytest.mark.slow
+def test_the_index_would_take_both(published: Published) -> None:
+    must(
+        sys.executable,
+        "-m",
+        "twine",
+        "check",
+        "--strict",
+        *map(str, (published.sdist, published.wheel)),
+    )
+
+
+@pytest.mark.slow
+def test_the_version_is_that_of_the_tag(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        missing("git")
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+        must("git", "-C", str(tmp_path), *who, *words)
+
+    def version(**environ: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "hatchling", "version"],
+            cwd=tmp_path,
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        return done.stdout.strip()
+
+    # As in the image's build, with the argument LEANQ_VERSION and without.
+    assert version(SETUPTOOLS_SCM_PRETEND_VERSION_FOR_LEANQ="") == "0.0"
+    assert version(SETUPTOOLS_SCM_PRETEND_VERSION_FOR_LEANQ="1.2.3") == "1.2.3"
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "a change")
+    # Before the first release, and below it.
+    assert re.fullmatch(r"0\.1\.dev1\+g[0-9a-f]+", version())
+    git("tag", "-a", "v1.2.3", "-m", "leanq 1.2.3")
+    assert version() == "1.2.3"
+    git("commit", "-q", "--allow-empty", "-m", "another")
+    assert re.fullmatch(r"1\.2\.4\.dev1\+g[0-9a-f]+", version())
+
+
+def test_the_packages_version_is_what_was_installed() -> None:
+    program = "import leanq; print(leanq.__version__)"
+    for path, wanted in ((ROOT, "0.0"), (None, None)):
+        command = (sys.executable, *(["-S"] if path else []), "-c", program)
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.strip() == (wanted or metadata.version("leanq"))
 
 
 # On a first run, Lean itself may have to be fetched.
@@ -111,6 +177,8 @@ def test_the_wheel_works_in_a_fresh_environment(published: Published, tmp_path: 
         del terminal.environ["PYTHONPATH"]
         file = str(ROOT / "examples" / "and_swap.lean")
         leanq = (str(terminal.folder / "venv" / "bin" / "leanq"),)
+        said = ended(terminal.start("--version", program=leanq)).out
+        assert said == f"leanq, version {published.version}\n"
         done = ended(terminal.start("submit", "--json", file, program=leanq))
         assert done.code == 0, done
         [line] = map(json.loads, done.out.splitlines())
