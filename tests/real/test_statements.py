@@ -93,8 +93,9 @@ STATED = {
         "∀ [i : Plus],\n  @HAdd.hAdd Nat Nat Nat (@instHAdd Nat i) 2 2 = "
         "@HAdd.hAdd Nat Nat Nat (@instHAdd Nat i) 2 2"
     ),
-    # Letters that turn the line round are not printed.
+    # Letters that turn the line round, or that cannot be seen, are not printed.
     "theorem t («a\u202eb» : Nat) : «a\u202eb» = «a\u202eb» := rfl": "",
+    'theorem t : "a\u200bb" ≠ "ab" := by decide': "",
     # The rest is as Lean prints it.
     "theorem t (xs : Array Nat) (h : 2 < xs.size) : xs[1]'(by omega) = xs[1]'(by omega) := rfl": (
         "∀ (xs : Array Nat) (h : 2 < xs.size), xs[1] = xs[1]"

@@ -107,6 +107,8 @@ class Printer:
             )
         except KernelLimitError:
             return ""
+        if not text.replace("\n", "").isprintable():
+            return ""  # a string has such letters, too
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
 
