@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 from support.cheats import CHEATS, TABLE, open_libraries, request
 from support.kimina_reading import reading
+from support.paths import ROOT
+from support.real_texts import TEXTS
 from support.sites import new_site
 
 from leanq.gateway.kimina_results import result_of
@@ -80,6 +83,16 @@ def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFac
 def test_every_text_is_in_its_table() -> None:
     assert {path.stem for path in CHEATS.glob("*.lean")} == set(TABLE)
     assert {path.stem for path in (CHEATS / "full_library").glob("*.lean")} == set(FULL)
+
+
+def test_each_honest_text_that_is_refused_is_in_the_guarantees() -> None:
+    refused = {name: text.said for name, text in TEXTS.items() if text.why}
+    for name, row in {**TABLE, **FULL}.items():
+        ends = {row[operation] for operation in ("check", "verify") if operation in row}
+        if name.startswith("honest_") and ends != {"accepted"}:
+            refused[name] = ", ".join(sorted(ends))
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    assert dict(re.findall(r"^\| `(\w+)` \| `(\w+ \w+)` \|", page, re.MULTILINE)) == refused
 
 
 def full_text(name: str) -> str:
