@@ -178,8 +178,9 @@ def serve(
                     # batched request's CPU time.
                     gc.collect()
                     gc.freeze()
-                    # Objects that live as long as a request are no garbage either.
-                    gc.set_threshold(50_000, 20, 50)
+                    # Under a flood most objects are garbage. To collect fifty thousand would stop
+                    # the loop for a tenth of a second.
+                    gc.set_threshold(1_000, 10, 10)
 
                     def end(_: object) -> None:
                         gateway.stop()

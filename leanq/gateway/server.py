@@ -92,6 +92,9 @@ class _Protocol(H11Protocol):
         self._forget()
         self._all.leave(self)
         super().connection_lost(exc)
+        # They lead back here. Under a flood, the collector would stop the loop to find such cycles.
+        self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
+        self.app_state = {}
 
     def on_response_complete(self) -> None:
         self._forget()
@@ -108,7 +111,7 @@ class _Protocol(H11Protocol):
         """
         self._all.works(self)
         self._forget()
-        if not streams and self.cycle.more_body:
+        if not streams and self.cycle and self.cycle.more_body:
             began_s = self.loop.time()
             self._overdue = self.loop.call_later(_BODY_S, self._look_at_body, began_s)
 

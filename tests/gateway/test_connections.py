@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+from collections import Counter
 
 import pytest
 from support.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted
@@ -63,6 +65,34 @@ async def test_a_body_may_take_its_time(gateway: Gateway, monkeypatch: pytest.Mo
     async with asyncio.timeout(GATEWAY_TIMEOUT_S):
         assert b'"verdict":"accepted"' in await reader.read()
     writer.close()
+
+
+async def test_an_ended_connection_leaves_no_garbage_that_only_the_collector_finds(
+    gateway: Gateway,
+) -> None:
+    """Under a flood of connections, each collection would stop the loop."""
+
+    def left() -> Counter[str]:
+        known = ("_Protocol", "_Connection", "RequestResponseCycle")
+        return Counter(name for o in gc.get_objects() if (name := type(o).__name__) in known)
+
+    async def ask(data: bytes) -> None:
+        reader, writer = await connect(gateway)
+        writer.write(data)
+        if data:
+            await reader.read(1)
+        writer.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = left()
+        for data in (b"", HEALTH + b"\r\n", LOGIN + b"\r\n012345678"):
+            for _ in range(5):
+                await ask(data)
+        await eventually(lambda: left() <= before)
+    finally:
+        gc.enable()
 
 
 LOGIN = b"POST /page/login HTTP/1.1\r\nOrigin: http://localhost\r\nContent-Length: 9\r\n" + HOST
