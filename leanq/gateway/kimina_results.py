@@ -6,6 +6,7 @@ These clients read ``error``, the severities of messages, and sorries. So every 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,20 @@ from leanq.queue.requests import LEAN_NO, LEAN_VERDICTS, Message, Reply, Sorry, 
 # Clients recognise a timeout by these words; no other error may contain them.
 TIMED_OUT = "timed out"
 
+LIBRARIES = frozenset(
+    {
+        *("Init", "Std", "Lean"),
+        *("Mathlib", "Aesop", "Batteries", "ImportGraph", "LeanSearchClient", "Plausible"),
+        *("ProofWidgets", "Qq"),
+    }
+)
+"""Lean's own libraries, Mathlib, and what Mathlib brings. A server that lacks one of them cannot
+judge the text; any other unknown import is the text's own error."""
+
+_LACKING = re.compile(
+    r"unknown (?:module prefix|package) '([^'.\n]*)[^'\n]*'"
+    r"|object file '[^\n]*' of module (\w+) does not exist"
+)
 _SEVERITIES = {"information": "info"}
 _ENDED: Mapping[Verdict | None, str] = {
     "cancelled": "the request was withdrawn",
@@ -35,8 +50,7 @@ def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -
     if isinstance(end, LeanQError):
         return {"time": 0.0, "error": _without_timeout(str(end))}
     result: dict[str, Any] = {"time": round(end.wall_s, 4)}
-    # A server without the library cannot say anything about the text.
-    if end.verdict in LEAN_VERDICTS and end.reason != "unknown_import":
+    if end.verdict in LEAN_VERDICTS and not _lacks_a_library(end):
         result["response"] = _response(end)
     else:
         result["error"] = _error(end, timeout_s)
@@ -77,11 +91,19 @@ def _response(reply: Reply) -> dict[str, Any]:
 
 def _error(reply: Reply, timeout_s: int) -> str:
     said = _said(reply)
-    if reply.reason == "unknown_import":
+    if _lacks_a_library(reply):
         said = f"this server does not have what the text imports: {said}"
     if reply.verdict == "timeout":
         return f"Lean REPL command {TIMED_OUT} in {timeout_s:.1f} seconds: {said}"
     return _without_timeout(f"leanq: {reply.verdict} ({reply.reason}): {said}")
+
+
+def _lacks_a_library(reply: Reply) -> bool:
+    """Returns whether the server, and not the text, is to blame for an unknown import."""
+    if reply.reason != "unknown_import":
+        return False
+    found = (_LACKING.match(message.text) for message in reply.messages)
+    return any((match[1] or match[2]) in LIBRARIES for match in found if match)
 
 
 def _said(reply: Reply) -> str:

@@ -43,8 +43,16 @@ def test_an_error_names_the_verdict_the_reason_and_what_leanq_has_said() -> None
     )
 
 
-def test_a_missing_library_is_the_servers_error_and_says_what_is_missing() -> None:
-    lean = Message("error", 1, 0, "unknown module prefix 'Mathlib'")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "unknown module prefix 'Mathlib'",
+        "unknown package 'Aesop'",
+        "object file '/srv/lib/Mathlib.olean' of module Mathlib does not exist",
+    ],
+)
+def test_a_missing_library_is_the_servers_error_and_says_what_is_missing(said: str) -> None:
+    lean = Message("error", 1, 0, said)
     hint = Message("error", 1, 0, "leanq: the environment has no such module")
     result = result_of(Reply("rejected", (lean, hint), reason="unknown_import"), 30)
     assert reading(result) == "server_error"
@@ -53,6 +61,23 @@ def test_a_missing_library_is_the_servers_error_and_says_what_is_missing() -> No
         "the environment has no such module"
     )
     assert result["leanq"]["reason"] == "unknown_import"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "unknown module prefix 'Mathlibb'\n\nNo directory 'Mathlibb'",
+        "unknown package 'My'",
+        "object file '/srv/Mathlib/No/Such.olean' of module Mathlib.No.Such does not exist",
+        "unknown module prefix ''",
+    ],
+)
+def test_any_other_unknown_import_is_the_texts_error(said: str) -> None:
+    hint = Message("error", 1, 0, "leanq: the environment has no such module")
+    messages = (Message("error", 1, 0, said), hint)
+    result = result_of(Reply("rejected", messages, reason="unknown_import"), 30)
+    assert reading(result) == "lean_error"
+    assert [message["data"] for message in result["response"]["messages"]] == [said, hint.text]
 
 
 def test_a_timeout_has_diagnostics_and_others_have_them_with_debug() -> None:
