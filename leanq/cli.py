@@ -140,7 +140,9 @@ class _Tree(click.Group):
             return EXIT_READER_GONE
 
 
-@click.group(cls=_Tree, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Tree, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(__version__, "-V", "--version", prog_name="leanq")
 @click.pass_context
 def cli(context: click.Context) -> None:

@@ -60,7 +60,6 @@ _described = options.combined(
         type=click.Choice(_SHAPES),
         metavar="SHAPE",
         default="auto",
-        show_default=True,
         help=f"The problem set whose fields the data has: {', '.join(_SHAPES[2:])}; plain is none. "
         "Without a named field, auto recognises it.",
     ),
@@ -112,7 +111,6 @@ _described = options.combined(
         "--window",
         type=options.WholeRange(1, 100_000),
         default=1000,
-        show_default=True,
         help="Requests in flight at a time.",
     ),
 )

@@ -38,7 +38,6 @@ def dead() -> None:
     "--limit",
     type=options.WholeRange(1, _MOST),
     default=100,
-    show_default=True,
     help="How many to show.",
 )
 def list_(url: str | None, as_json: bool, limit: int) -> None:

@@ -24,7 +24,6 @@ from leanq.commands import options
     type=options.WholeRange(1),
     metavar="N",
     default=100_000,
-    show_default=True,
     help="The most rows of one table.",
 )
 @click.option("--data", metavar="DATA", help="The campaign's data set, if it moved.")

@@ -31,7 +31,6 @@ _LOOK_S = 7.0
     "--port",
     type=options.PORT,
     default=9464,
-    show_default=True,
     help="The port to listen on.",
 )
 @options.metrics_host

@@ -166,7 +166,6 @@ metrics_host = click.option(
     "--metrics-host",
     metavar="ADDRESS",
     default="127.0.0.1",
-    show_default=True,
     help="The address for metrics, for whoever reaches it; 0.0.0.0 for all addresses.",
 )
 
@@ -174,7 +173,6 @@ env = click.option(
     "--env",
     metavar="NAME",
     default="default",
-    show_default=True,
     help="The environment: the Lean version and libraries to check with.",
 )
 
@@ -210,14 +208,12 @@ lean = combined(
         "--tenant",
         metavar="NAME",
         default="default",
-        show_default=True,
         help="The tenant who asks; tenants take turns.",
     ),
     click.option(
         "--priority",
         type=WholeRange(0, 2),
         default=1,
-        show_default=True,
         help="Urgency: 0 is the most urgent, 2 the least.",
     ),
     click.option(
@@ -226,7 +222,6 @@ lean = combined(
         type=FiniteRange(*TIMEOUT_S, "CPU seconds"),
         metavar="SECONDS",
         default=60.0,
-        show_default=True,
         help="Limit in CPU seconds, of Lean with all its child processes.",
     ),
     click.option(
@@ -235,7 +230,6 @@ lean = combined(
         type=WholeRange(*MEMORY_MB, "MB"),
         metavar="MB",
         default=4096,
-        show_default=True,
         help="Limit in MB of resident memory.",
     ),
     click.option(
@@ -244,7 +238,6 @@ lean = combined(
         type=WholeRange(*SCRATCH_MB, "MB"),
         metavar="MB",
         default=256,
-        show_default=True,
         help="Limit in MB of the files that Lean's processes may leave in their scratch folder.",
     ),
     click.option(
@@ -257,6 +250,7 @@ lean = combined(
     click.option(
         "--audit/--no-audit",
         default=True,
+        show_default=False,
         help="Judge a text that Lean takes; otherwise it ends unjudged [default: yes].",
     ),
     click.option(

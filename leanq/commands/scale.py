@@ -49,21 +49,18 @@ _options = options.combined(
         "--min-workers",
         type=options.WholeRange(0),
         default=0,
-        show_default=True,
         help="The fewest workers to run.",
     ),
     click.option(
         "--max-workers",
         type=options.WholeRange(1),
         default=100,
-        show_default=True,
         help="The most workers to run.",
     ),
     click.option(
         "--slots",
         type=options.WholeRange(1),
         default=1,
-        show_default=True,
         help="Slots per worker, until a living worker tells.",
     ),
     click.option(
@@ -71,7 +68,6 @@ _options = options.combined(
         "deadline_s",
         type=options.DURATION,
         default="10m",
-        show_default=True,
         metavar="DURATION",
         help="The time within which a backlog has to be cleared.",
     ),
@@ -80,7 +76,6 @@ _options = options.combined(
         "scale_down_delay_s",
         type=options.DURATION,
         default="4m",
-        show_default=True,
         metavar="DURATION",
         help="Delay before scaling down.",
     ),
@@ -89,7 +84,6 @@ _options = options.combined(
         "every_s",
         type=options.Duration(0.1),
         default="15s",
-        show_default=True,
         metavar="DURATION",
         help="Interval between decisions.",
     ),
@@ -103,6 +97,7 @@ _options = options.combined(
     click.option(
         "--worker",
         default="",
+        show_default=False,
         metavar="OPTIONS",
         help="With --target local: the options of each 'leanq worker', with --url if workers have "
         "a user of their own.",
@@ -110,14 +105,12 @@ _options = options.combined(
     click.option(
         "--namespace",
         default="default",
-        show_default=True,
         metavar="NAME",
         help="With --target k8s: the namespace of the Deployments.",
     ),
     click.option(
         "--deployment",
         default="leanq-worker",
-        show_default=True,
         metavar="NAME",
         help="With --target k8s: the Deployment to size; {env} in it is the environment's name.",
     ),
@@ -135,7 +128,6 @@ _options = options.combined(
     click.option(
         "--job-name",
         default="leanq-{env}",
-        show_default=True,
         metavar="NAME",
         help="With --target slurm: the name of the workers' jobs; your jobs of this name are the "
         "fleet.",

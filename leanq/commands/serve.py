@@ -46,14 +46,12 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
     "--port",
     type=options.PORT,
     default=8000,
-    show_default=True,
     help="The port to listen on; 0 takes any free one, and logs it.",
 )
 @click.option(
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
-    show_default=True,
     help="The address to listen on; one that other machines reach needs --keys.",
 )
 @click.option(
@@ -80,7 +78,6 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
     "--env",
     metavar="NAME[=PATH]",
     default=DEFAULT_ENVIRONMENT,
-    show_default=True,
     help="The environment of requests that name none, and whose key names none. PATH is its Lake "
     "project or folder of .olean files, for the worker that a gateway without a queue starts.",
 )
@@ -90,7 +87,6 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
     type=options.FiniteRange(1, 3600, "seconds"),
     metavar="SECONDS",
     default=30.0,
-    show_default=True,
     help="Seconds from SIGTERM to the end; requests under way may finish within them.",
 )
 @click.option(

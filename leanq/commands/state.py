@@ -69,7 +69,6 @@ def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
     "--output",
     metavar="FILE",
     default="-",
-    show_default=True,
     help="The file to write; - is standard output.",
 )
 def export(state: str, url: str | None, as_json: bool, env: str | None, output: str) -> None:

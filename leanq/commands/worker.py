@@ -60,7 +60,6 @@ worker_options = options.combined(
         "--driver",
         type=click.Choice(["lean", "repl", "echo"]),
         default="lean",
-        show_default=True,
         help="The program for requests: Lean, Lean's REPL, or an echo for tests of the queue.",
     ),
     environments,
@@ -99,7 +98,6 @@ worker_options = options.combined(
         type=options.FiniteRange(0, 3600, "seconds"),
         metavar="SECONDS",
         default=10.0,
-        show_default=True,
         help="Seconds from SIGTERM to the end; unfinished requests go back to the queue.",
     ),
     click.option(
@@ -121,14 +119,12 @@ worker_options = options.combined(
         "--nice",
         type=options.WholeRange(0, 19),
         default=0,
-        show_default=True,
         help="Niceness of the Lean processes.",
     ),
     click.option(
         "--cpu-share",
         type=options.FiniteRange(0, 1, min_open=True),
         default=1.0,
-        show_default=True,
         help="Keep the worker and its Lean processes to this share of the CPUs.",
     ),
 )
