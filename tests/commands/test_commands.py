@@ -102,7 +102,9 @@ def test_every_command_and_option_is_explained(words: str) -> None:
 
 
 # Those that start a server of their own, or read files.
-WITHOUT_A_QUEUE = {"up", "campaign report", "env prepare", "env show", "export-traces", "extract"}
+WITHOUT_A_QUEUE = {
+    *("up", "campaign report", "env pack", "env prepare", "env show", "export-traces", "extract")
+}
 
 
 @pytest.mark.parametrize(
