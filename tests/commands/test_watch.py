@@ -300,6 +300,9 @@ def test_the_view_fits_the_terminal_with_the_busiest_first() -> None:
     told = r"scaler      e7: 9 workers wanted, 3 before \(backlog, \d\.\d s ago, s\): much waits"
     assert re.search(told, text)
     assert "5 of 5 requests went to a worker that had their header or state loaded" in text
+    # None of many reads like a fault.
+    status = replace(status, counters=counters | {"warm_hits": 0, "warm_misses": 714})
+    assert not any("warm" in line for line in shown(status, environments, 50))
     assert "2 requeued after an expired lease" in text
     assert "7: 7 accepted" in text
     first = lines.index("299 workers alive, 1 expired lease") + 2

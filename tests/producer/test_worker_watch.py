@@ -35,21 +35,28 @@ def warnings(
     ]
 
 
+@pytest.mark.parametrize(
+    ("count", "waiting"),
+    [
+        (1, "1 request of this client waits"),
+        pytest.param(3, "3 requests of this client wait", marks=pytest.mark.slow),
+    ],
+)
 def test_a_warning_names_the_environment_and_what_waits(
-    settings: Settings, warnings: Callable[[], list[str]]
+    settings: Settings, warnings: Callable[[], list[str]], count: int, waiting: str
 ) -> None:
     with serving(settings), LeanQClient(settings) as lean:
         # The queue knows of no environment before a worker offered one.
         assert lean.echo(b"x").result(DEADLINE_S) == b"x"
     with LeanQClient(settings) as lean:
-        futures = [lean.echo(b"x") for _ in range(3)]
+        futures = [lean.echo(b"x") for _ in range(count)]
         until(lambda: bool(warnings()))
         (first, *_) = warnings()
         assert first.startswith("no worker is alive for the environment 'echo' at ")
-        assert "3 requests of this client wait; start one with 'leanq worker'" in first
+        assert f"{waiting}; start one with 'leanq worker'" in first
         assert not any(future.done() for future in futures)
         with serving(settings):
-            assert [future.result(DEADLINE_S) for future in futures] == 3 * [b"x"]
+            assert [future.result(DEADLINE_S) for future in futures] == count * [b"x"]
 
 
 @pytest.mark.parametrize("shards", [1, 2])
