@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test ray-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -87,6 +87,11 @@ k8s-test: $(VENV)/dev   ## the overlays on a real API server, which is built, or
 
 slurm-test: $(VENV)/dev ## a fleet on a real Slurm cluster of this machine, as root on Debian; seven minutes
 	PYTHONPATH=.:tests $(BIN)/python -m engines.slurm
+
+ray-test: $(VENV)/local ## a fleet on a real Ray cluster of this machine; 300 MB, five minutes
+	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
+	build/ray/bin/pip install --quiet --disable-pip-version-check -e '.[local,ray]'
+	PYTHONPATH=.:tests build/ray/bin/python -m engines.ray
 
 fuzz-gateway: $(VENV)/dev ## 10,000 hostile requests to the HTTP gateway, by Schemathesis; fifteen minutes at most
 	test -x build/schemathesis/bin/schemathesis || $(PYTHON) -m venv build/schemathesis

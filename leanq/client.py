@@ -67,10 +67,12 @@ class _Client:
         insecure_http: bool = False,
         record: bool | str | os.PathLike[str] = False,
     ) -> None:
+        environ: Mapping[str, str] = os.environ
         if url is None:
-            from leanq.queue.up_file import find_url
+            from leanq.queue.up_file import find_queue
 
-            url = find_url(os.environ)
+            environ = find_queue(environ)
+            url = environ["LEANQ_URL"]
         self._gateway: Gateway | None = None
         if isinstance(url, str) and is_gateway(url):
             key = os.environ.get("LEANQ_KEY") if key is None else key
@@ -79,7 +81,7 @@ class _Client:
             url = Settings.load("unix:///-", {})
         elif key is not None:
             raise UsageError("a key is for a gateway, https://HOST; a Redis has it in its URL")
-        self._clusters = Clusters.load(url, weights, os.environ)
+        self._clusters = Clusters.load(url, weights, environ)
         arguments.one_of("when_full", when_full, get_args(WhenFull))
         arguments.one_of("no_worker", no_worker, get_args(NoWorker))
         self._when_full: WhenFull = when_full
@@ -363,7 +365,8 @@ class LeanQClient(_Client, FutureClient):
         url: the Redis, or :class:`Settings` with further choices; or a gateway, ``https://HOST``
             or, on this machine, ``http://``. Several Redises are clusters, and each request goes
             to one of them; one text can name them: ``redis://A*3 redis://B*1``. By default
-            ``LEANQ_URL``, else the queue of the ``leanq up`` that runs.
+            ``LEANQ_URL``, else inside Ray the queue of the cluster's scaler, else that of the
+            ``leanq up`` that runs.
         weights: the proportions of new requests that go to each cluster; 0 is none. Equal by
             default.
         tenant: the tenant of requests that name none; tenants are served round-robin.

@@ -22,14 +22,11 @@ from leanq.consumer.consumer import Consumer, WorkerTimings
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
-from leanq.queue.settings import Settings
+from leanq.queue.settings import JOB_VARIABLE, Settings
 from leanq.queue.shard import Shard, announce_shape
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
-
-JOB_VARIABLE = "SLURM_JOB_ID"
-"""The variable that names the batch job of this process, if it is one."""
 
 # The part of the grace that is kept for giving work back.
 _RELEASE_S = 1.5
@@ -92,8 +89,12 @@ class Worker:
             "slots": slots,
             "started": time.time(),
             "environments": list(self.drivers),
-            # By which a scaler that starts workers as jobs knows this one.
-            **({"job": job} if (job := os.environ.get(JOB_VARIABLE)) else {}),
+            # By which a scaler that starts workers as jobs knows this one. Slurm names its jobs.
+            **(
+                {"job": job}
+                if (job := os.environ.get(JOB_VARIABLE) or os.environ.get("SLURM_JOB_ID"))
+                else {}
+            ),
         }
         shards = shards or Shard.each(settings)
         self._shard = shards[0]

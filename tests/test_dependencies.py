@@ -26,6 +26,7 @@ PARTS = {
     "campaigns/rq_queue.py": "campaigns",
     "campaigns/rq_worker.py": "campaigns",
     "fleet/scaler/kubernetes.py": "k8s",
+    "fleet/scaler/ray.py": "ray",
     "gateway/access.py": "server",
     "gateway/app.py": "server",
     "gateway/batches.py": "server",
@@ -59,7 +60,7 @@ PARTS = {
     "trainers/verifiers_taskset.py": "verifiers",
 }
 # These import it only where a command needs it.
-LATE = {"campaigns/rq_connection.py": "campaigns"}
+LATE = {"campaigns/rq_connection.py": "campaigns", "queue/ray_cluster.py": "ray"}
 
 
 @functools.cache
@@ -148,6 +149,7 @@ def test_all_other_parts_are_imported_without_any_extra() -> None:
         ("campaign list --url redis://127.0.0.1:1", "campaigns"),
         ("campaign worker --url redis://127.0.0.1:1", "campaigns"),
         ("scale --url redis://127.0.0.1:1 --target k8s --deployment x", "k8s"),
+        ("scale --url redis://127.0.0.1:1 --target ray", "ray"),
         ("serve --url redis://127.0.0.1:1", "server"),
     ],
 )

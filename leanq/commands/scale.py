@@ -23,7 +23,7 @@ from leanq.fleet.prometheus import Page
 from leanq.fleet.scaler.loop import Scaler
 from leanq.fleet.scaler.slurm import SlurmTarget
 from leanq.fleet.scaler.targets import LocalTarget, PrintTarget, Target
-from leanq.queue.settings import check_name
+from leanq.queue.settings import Settings, check_name
 from leanq.scale import Decision, ScaleSettings, Stats
 
 log = logging.getLogger("leanq.scaler")
@@ -32,9 +32,9 @@ log = logging.getLogger("leanq.scaler")
 _options = options.combined(
     click.option(
         "--target",
-        type=click.Choice(["k8s", "slurm", "local", "print"]),
+        type=click.Choice(["k8s", "slurm", "ray", "local", "print"]),
         required=True,
-        help="The place for workers: a Kubernetes cluster, a Slurm cluster, this machine, or none "
+        help="The place for workers: a Kubernetes, Slurm or Ray cluster, this machine, or none "
         "(decisions are printed).",
     ),
     click.option(
@@ -61,7 +61,8 @@ _options = options.combined(
         "--slots",
         type=options.WholeRange(1),
         default=1,
-        help="Slots per worker, until a living worker tells.",
+        help="Slots per worker, until a living worker tells. With --target ray also the CPUs that "
+        "each takes.",
     ),
     click.option(
         "--deadline",
@@ -99,8 +100,8 @@ _options = options.combined(
         default="",
         show_default=False,
         metavar="OPTIONS",
-        help="With --target local: the options of each 'leanq worker', with --url if workers have "
-        "a user of their own.",
+        help="With --target local or ray: the options of each 'leanq worker', with --url if "
+        "workers have a user of their own. With ray, {env} in them is the environment's name.",
     ),
     click.option(
         "--namespace",
@@ -159,7 +160,7 @@ def scale(
     Decides until interrupted.
     """
     settings = queue_settings(url)
-    _check_target(target, environments, job_name if target == "slurm" else hpa or deployment)
+    _check_target(target, environments)
     log_to_stderr(as_json)
     sizes = {check_name("environment", name): ScaleSettings(**how) for name in environments}
 
@@ -181,6 +182,8 @@ def scale(
         place = PrintTarget()
     elif target == "slurm":
         place = SlurmTarget(script or "", job_name, list(sizes))
+    elif target == "ray":
+        place = _ray(settings, list(sizes), worker, slots=how["slots"])
     else:
         place = _kubernetes(namespace, deployment, hpa=hpa, identity=who)
     made = Scaler(
@@ -198,26 +201,27 @@ def scale(
         asyncio.run(until_signal(made.run()))
 
 
-# The target that each option belongs to.
+# The targets that each option belongs to.
 _OF_TARGET = {
-    "worker": "local",
-    "namespace": "k8s",
-    "deployment": "k8s",
-    "hpa": "k8s",
-    "script": "slurm",
-    "job_name": "slurm",
+    "worker": ("local", "ray"),
+    "namespace": ("k8s",),
+    "deployment": ("k8s",),
+    "hpa": ("k8s",),
+    "script": ("slurm",),
+    "job_name": ("slurm",),
 }
 
 
-def _check_target(target: str, environments: Sequence[str], pattern: str) -> None:
+def _check_target(target: str, environments: Sequence[str]) -> None:
     """Raises UsageError if options have no effect, or two environments would share one size."""
     context = click.get_current_context()
     for option, only in _OF_TARGET.items():
         given = context.get_parameter_source(option) is ParameterSource.COMMANDLINE
-        if given and target != only:
+        if given and target not in only:
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} is for --target {only}, got --target {target}")
-    if target == "slurm" and not context.params["script"]:
+            raise UsageError(f"--{name} is for --target {' or '.join(only)}, got --target {target}")
+    params = context.params
+    if target == "slurm" and not params["script"]:
         raise UsageError("--target slurm needs --script, such as deploy/slurm/worker.sh")
     if (several := len(set(environments))) == 1 or target == "print":
         return
@@ -226,6 +230,14 @@ def _check_target(target: str, environments: Sequence[str], pattern: str) -> Non
             f"--target local starts workers of one kind, got {several} environments; "
             "run a 'leanq scale' for each"
         )
+    if target == "ray":
+        if "{env}" not in params["worker"]:
+            raise UsageError(
+                f"--target ray starts workers of one kind, got {several} environments; put {{env}} "
+                "into --worker, as in --worker '--env {env}=/srv/{env}'"
+            )
+        return
+    pattern = params["job_name"] if target == "slurm" else params["hpa"] or params["deployment"]
     if "{env}" not in pattern:
         raise UsageError(
             f"{several} environments would size {pattern!r} in turns; put {{env}} into its name, "
@@ -239,3 +251,11 @@ def _kubernetes(namespace: str, deployment: str, *, hpa: str | None, identity: s
     except ImportError as error:
         raise UsageError(f"--target k8s needs: {to_install('k8s')} ({error})") from None
     return KubernetesTarget(namespace, deployment, hpa=hpa, identity=identity)
+
+
+def _ray(settings: Settings, environments: Sequence[str], worker: str, *, slots: int) -> Target:
+    try:
+        from leanq.fleet.scaler.ray import RayTarget
+    except ImportError as error:
+        raise UsageError(f"--target ray needs: {to_install('ray')} ({error})") from None
+    return RayTarget(settings, environments, worker=worker, slots=slots)

@@ -18,4 +18,5 @@ In the order in which to read them::
     settings.py     every setting, declared once
     tasks.py        work that a cancellation must not cut short
     up_file.py      how clients and commands find the queue of ``leanq up``
+    ray_cluster.py  how programs inside a Ray cluster find the queue
 """

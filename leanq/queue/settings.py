@@ -26,7 +26,8 @@ MAX_REQUEST_BYTES = 16 << 20
 _MOST = 1_000_000_000
 _LIKE = 0.8
 # Variables by which one process of leanq informs another.
-_INTERNAL = ("LEANQ_CAMPAIGN_WORKER",)
+JOB_VARIABLE = "LEANQ_JOB"
+_INTERNAL = ("LEANQ_CAMPAIGN_WORKER", JOB_VARIABLE)
 # Variables that Kubernetes sets beside a service whose name begins with leanq.
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)\Z|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?\Z")
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
@@ -109,6 +110,11 @@ class Settings:
                 if _variable(declared) in environ
             },
         )
+
+    def variables(self) -> dict[str, str]:
+        """Returns the variables by which another process loads the same settings."""
+        each = {_variable(declared): str(getattr(self, declared.name)) for declared in _declared()}
+        return {"LEANQ_URL": self.url, **each}
 
 
 _OTHER_VARIABLES = {

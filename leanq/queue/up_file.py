@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from leanq.errors import UnavailableError, UsageError
+from leanq.queue.ray_cluster import published
 from leanq.queue.settings import Settings
 
 
@@ -53,16 +54,23 @@ class UpFile:
         self.path.unlink(missing_ok=True)
 
 
-def find_url(environ: Mapping[str, str]) -> str:
-    """Returns ``LEANQ_URL`` from ``environ``, else the URL of the ``leanq up`` that runs.
+def find_queue(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns ``environ`` with a ``LEANQ_URL``.
+
+    It is that of ``environ``, else of the Ray cluster that this process is part of, else of the
+    ``leanq up`` that runs. From Ray come all of the queue's settings that ``environ`` lacks.
 
     Raises:
-        UsageError: neither exists.
+        UsageError: none exists.
+        UnavailableError: Ray's head does not answer.
     """
-    url = environ.get("LEANQ_URL") or UpFile(environ).read()
-    if not url:
-        raise UsageError(
-            "no queue: LEANQ_URL is not set and no 'leanq up' runs; do one of the two, or give "
-            "the client a URL"
-        )
-    return url
+    if environ.get("LEANQ_URL"):
+        return environ
+    if of_ray := published(environ):
+        return {**of_ray, **environ, "LEANQ_URL": of_ray["LEANQ_URL"]}
+    if url := UpFile(environ).read():
+        return {**environ, "LEANQ_URL": url}
+    raise UsageError(
+        "no queue: LEANQ_URL is not set and no 'leanq up' runs; do one of the two, or give the "
+        "client a URL"
+    )

@@ -47,7 +47,7 @@ from leanq.queue.keys import Keys
 from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.shard import backoff_s
-from leanq.queue.up_file import find_url
+from leanq.queue.up_file import find_queue
 from leanq.trainers.replay_bounds import ReplayBounds, ReplayStats
 from leanq.trainers.replay_entry import (
     ReplayBatch,
@@ -128,11 +128,14 @@ class ReplayMemory:
         unavailable_timeout_s: float = 30.0,
     ) -> None:
         self.name = check_name("the replay memory", arguments.text("name", name))
-        url = find_url(os.environ) if url is None else url
+        environ: Mapping[str, str] = os.environ
+        if url is None:
+            environ = find_queue(environ)
+            url = environ["LEANQ_URL"]
         if isinstance(url, str):
             if is_gateway(url):
                 raise UsageError("a replay memory is in the Redis itself; a gateway has none")
-            url = Settings.load(url, os.environ)
+            url = Settings.load(url, environ)
         self.dropped = 0
         self._bounds = bounds
         self._timeout_s = arguments.number("unavailable_timeout_s", unavailable_timeout_s)

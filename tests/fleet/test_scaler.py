@@ -236,8 +236,9 @@ def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings:
     ("options", "text"),
     [
         ("local --deployment x", "--deployment is for --target k8s, got --target local"),
-        ("print --worker x", "--worker is for --target local, got --target print"),
+        ("print --worker x", "--worker is for --target local or ray, got --target print"),
         ("local --env a --env b", "--target local starts workers of one kind, got 2 environments"),
+        ("ray --env a --env b", "got 2 environments; put {env} into --worker, as in"),
         ("k8s --env a --env b", "2 environments would size 'leanq-worker' in turns"),
         ("k8s --env a --env b --hpa x", "2 environments would size 'x' in turns"),
         ("print --deadline 300", "'300' is not a duration; expected 90s, 30m, 24h or 1d"),

@@ -153,8 +153,8 @@ async def test_tasks_that_end_at_once_are_not_started_again_and_again(
     controller.tasks.clear()
     await tick(2)
     assert (len(controller.submitted), controller.tasks) == (1, {})
-    assert "2 tasks ended before their workers joined the queue, such as 1_0" in caplog.text
-    assert "no more are submitted for 30 s" in caplog.text
+    assert "2 jobs ended before their workers joined the queue, such as 1_0" in caplog.text
+    assert "no more are started for 30 s" in caplog.text
 
 
 async def test_a_worker_that_ends_by_itself_is_replaced_at_once(

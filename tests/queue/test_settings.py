@@ -182,8 +182,9 @@ def test_each_setting_has_a_variable_that_sets_it() -> None:
 
 
 def test_every_variable_that_the_package_reads_is_declared() -> None:
-    # With this one a campaign worker tells the processes that it forks apart from itself.
-    internal = {"LEANQ_CAMPAIGN_WORKER"}
+    # A campaign worker tells the processes that it forks apart from itself, and a worker tells its
+    # scaler which job it is.
+    internal = {"LEANQ_CAMPAIGN_WORKER", "LEANQ_JOB"}
     text = "".join(path.read_text() for path in (ROOT / "leanq").rglob("*.py"))
     found = set(re.findall(r"LEANQ_[A-Z][A-Z_]*[A-Z]", text)) - internal
     assert found <= {name for name, _, _ in variables()}
