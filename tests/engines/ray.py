@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -34,7 +34,7 @@ from leanq import LeanQClient, LeanQFuture
 from leanq.local import find_server
 from leanq.queue.settings import Settings
 
-MOST, BURST, QUIET, CHECKS, SLOTS = 4, 1000, 150, 20, 8
+MOST, WAITING, QUIET, CHECKS, SLOTS = 4, 300, 100, 20, 8
 CPUS, STORE_BYTES = 2, 100 << 20
 PASSWORD = "not-for-the-dashboard"
 _MARK = "RAY_TEST_OF_LEANQ"
@@ -138,12 +138,46 @@ def _course(fleet: Fleet) -> None:
     echo = ("--env", "echo", "--worker", f"--driver echo --slots {SLOTS}")
     scaler = fleet.scaler(*echo)
     with LeanQClient(fleet.settings) as lean, _Most() as watch:
-        _burst(fleet, lean, scaler, echo)
+        with _Load(lean) as load:
+            _burst(fleet, load, scaler, echo)
+        futures = load.futures
+        assert [future.result(300) for future in futures] == [
+            b"%d" % n for n in range(len(futures))
+        ]
+        print(f"{len(futures)} of {len(futures)} answered", flush=True)
         began = time.monotonic()
         until(lambda: actors("echo") == [], 120.0)
         print(f"no worker {time.monotonic() - began:.0f} s after its end", flush=True)
     assert max(watch.seen) == MOST, watch.seen
     _rewards(fleet)
+
+
+class _Load(threading.Thread):
+    """Keeps as many requests outstanding until the end of the block, however long that takes."""
+
+    def __init__(self, lean: LeanQClient) -> None:
+        super().__init__(daemon=True)
+        self._lean = lean
+        self._over = threading.Event()
+        self.futures: list[LeanQFuture[bytes]] = []
+
+    def run(self) -> None:
+        """Until the end of the block."""
+        while not self._over.wait(0.5):
+            for _ in range(WAITING - len(self.futures) + self.done()):
+                self.futures.append(self._lean.echo(b"%d" % len(self.futures), delay_s=6.0))
+
+    def done(self) -> int:
+        """How many have ended."""
+        return sum(future.done() for future in tuple(self.futures))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
 
 
 class _Most(threading.Thread):
@@ -170,10 +204,9 @@ class _Most(threading.Thread):
 
 
 def _burst(
-    fleet: Fleet, lean: LeanQClient, scaler: subprocess.Popen[bytes], echo: tuple[str, ...]
+    fleet: Fleet, load: _Load, scaler: subprocess.Popen[bytes], echo: tuple[str, ...]
 ) -> None:
     began = time.monotonic()
-    futures = [lean.echo(b"%d" % n, delay_s=6.0) for n in range(BURST)]
 
     def serve(workers: int) -> Callable[[], bool]:
         return lambda: len(actors("echo")) == len(fleet.serving()) == workers
@@ -183,7 +216,7 @@ def _burst(
 
     until(serve(MOST), 300.0)
     said(f"{MOST} workers")
-    _quiet(futures)
+    _quiet(load)
     killed, child = next(iter(fleet.serving().items()))
     os.kill(_parent(child), signal.SIGKILL)
     until(lambda: not _lives(child))
@@ -214,20 +247,12 @@ def _burst(
     fleet.cluster.add_node(num_cpus=CPUS, object_store_memory=STORE_BYTES)
     until(lambda: gone <= fleet.serving().keys() and len(fleet.serving()) == MOST, 180.0)
     said("a node removed: Ray has started its actors on another one")
-    done = sum(future.done() for future in futures)
-    assert done < BURST, "the burst was over too soon"
-    assert [future.result(300) for future in futures] == [b"%d" % n for n in range(BURST)]
-    said(f"{BURST} of {BURST} answered")
 
 
-def _quiet(futures: Sequence[LeanQFuture[bytes]]) -> None:
+def _quiet(load: _Load) -> None:
     """What CPU is taken while nothing but requests happens. None of them passes through Ray."""
-
-    def done() -> int:
-        return sum(future.done() for future in futures)
-
-    before, at_first, began = _cpu_s(), done(), time.monotonic()
-    until(lambda: done() >= at_first + QUIET, 120.0)
+    before, at_first, began = _cpu_s(), load.done(), time.monotonic()
+    until(lambda: load.done() >= at_first + QUIET, 120.0)
     passed_s = time.monotonic() - began
     took = {what: (s - before[what]) * 1000 for what, s in _cpu_s().items() if what in before}
     shown = ", ".join(f"{what} {ms / passed_s:.1f}" for what, ms in sorted(took.items()))
