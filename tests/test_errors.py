@@ -19,8 +19,8 @@ import leanq
 from leanq import errors
 from leanq.errors import DataError, LeanQError, WorkerError
 
-# Libraries of trainers, which have environments of their own.
-ELSEWHERE = {"openenv", "verifiers"}
+# Libraries that have environments of their own: those of trainers, and Ray.
+ELSEWHERE = {"openenv", "ray", "verifiers"}
 MOST_NAMES = 32
 MOST_MODULES = 30
 VALUES: dict[str, object] = {"text": "what came", "retry_after_s": 1.5, "right": "what lacks"}
