@@ -17,8 +17,8 @@ from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
 from leanq.lean.audit.ending import Ended
-from leanq.lean.audit.image import Damaged
 from leanq.lean.audit.judges import Parts
+from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target

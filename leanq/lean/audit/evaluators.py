@@ -37,12 +37,11 @@ from leanq.lean.audit.image import (
     LIT,
     PROJ,
     STRING_LIT,
-    Damaged,
     Image,
     Name,
     Raw,
-    shape,
 )
+from leanq.lean.audit.layouts import Damaged, shape
 from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.audit.programs import Evaluators, is_word
 from leanq.lean.audit.survey import reachable

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
-from leanq.lean.audit.image import Image, Name, Raw, shape
+from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit.infos import Infos
 from leanq.lean.audit.kernel import Kernel, RefusedError
 from leanq.lean.audit.olean import display
 from leanq.lean.audit.rebuild import Rebuilder
@@ -39,7 +40,6 @@ _ASPECTS = (
     "constructors, rules or flags",
 )
 _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
-_RECURSOR_RULE = shape(0, 3)
 _QUOT_DECL = 4 << 1 | 1
 
 Rule = Literal["kernel_refused", "reserved_name", "statement_differs", "told_apart"]
@@ -143,7 +143,10 @@ class Judge:
         renamed: Collection[Name] = (),
     ) -> None:
         self._kernel, self._image, self._constants = kernel, image, constants
-        self._build = Rebuilder(kernel, image, renamed)
+        self._build = build = Rebuilder(kernel, image, renamed)
+        self._infos = Infos(
+            kernel, image, constants, build, lambda address: build.expressions(address)[0][0]
+        )
         self._state: dict[Name, Literal["pending", "done"]] = {}
         self._has_quotients = False
         self.references: dict[Name, set[Name]] = {}
@@ -178,7 +181,7 @@ class Judge:
         for name in self._state:
             raw = self._constants[name]
             if raw.kind in _MADE_BY_KERNEL:
-                same = self._kernel.has(self._build.name_of(name), self._info(raw))
+                same = self._kernel.has(self._build.name_of(name), self._infos.info(raw))
                 if not same:
                     known = "no such" if same is None else "another"
                     raise _refused(name, f"the kernel has made {known} {raw.kind}")
@@ -292,41 +295,6 @@ class Judge:
             self._kernel.add(declaration)
         except RefusedError as error:
             raise _refused(name, str(error)) from None
-
-    def _info(self, raw: Raw) -> int:
-        """Returns the file's `Lean.ConstantInfo` of a constant that the kernel made."""
-        image, build, kernel = self._image, self._build, self._kernel
-        words, value = image.words, raw.value
-        [type_], _ = build.expressions(raw.type_)
-        head = (build.name_of(raw.name), build.names(words[raw.head + 2]), type_)
-
-        def nat(field: int) -> int:
-            return kernel.nat(image.small(words[value + field]))
-
-        def flags(count: int) -> tuple[int, ...]:
-            return tuple(image.flag(value, number) for number in range(count))
-
-        if raw.kind == "inductive":
-            blocks = build.names(words[value + 4]), build.names(words[value + 5])
-            made = kernel.inductive_val(*head, nat(2), nat(3), *blocks, nat(6), *flags(3))
-            return kernel.construct(5, made)
-        if raw.kind == "constructor":
-            owner = build.name(words[value + 2])
-            made = kernel.constructor_val(*head, owner, nat(3), nat(4), nat(5), *flags(1))
-            return kernel.construct(6, made)
-        if raw.kind == "quotient":
-            return kernel.construct(4, kernel.quot_val(*head, image.scalar(value, 0)))
-        rules = []
-        for address in image.linked(words[value + 7]):
-            rule = image.object(address, _RECURSOR_RULE)
-            [right], _ = build.expressions(words[rule + 3])
-            fields = kernel.nat(image.small(words[rule + 2]))
-            rules.append(kernel.construct(0, build.name(words[rule + 1]), fields, right))
-        block = build.names(words[value + 2])
-        counts = (nat(3), nat(4), nat(5), nat(6))
-        return kernel.construct(
-            7, kernel.recursor_val(*head, block, *counts, kernel.list(rules), *flags(2))
-        )
 
 
 def _refused(name: Name, text: str) -> DeniedError:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from leanq.errors import AuditError
-from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw
+from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
     Judge,
@@ -45,6 +45,7 @@ from leanq.lean.audit.judge import (
     hidden_names,
 )
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
+from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
 from leanq.lean.audit.statement import compare

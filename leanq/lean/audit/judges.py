@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from leanq.errors import AuditError, LeanQError
-from leanq.lean.audit.image import Damaged, Name
+from leanq.lean.audit.image import Name
+from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, read_parts
 from leanq.lean.audit.self_test import HONEST, forged
 from leanq.lean.audit.survey import Survey

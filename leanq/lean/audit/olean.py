@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import AuditError
-from leanq.lean.audit.image import ASTRAY, Damaged, Image, Import, Kind, Name
+from leanq.lean.audit.image import ASTRAY, Image, Import, Name
+from leanq.lean.audit.layouts import Damaged, Kind
 from leanq.lean.syntax import quote
 
 __all__ = [

@@ -29,12 +29,11 @@ from leanq.lean.audit.image import (
     PROJ,
     SORT,
     STRING_LIT,
-    Damaged,
     Image,
     Name,
-    shape,
 )
 from leanq.lean.audit.kernel import Kernel, share
+from leanq.lean.audit.layouts import Damaged, shape
 
 # An expression keeps its loose bound variables in 20 bits, and a level its depth in 24.
 _MAX_BVAR = (1 << 20) - 2

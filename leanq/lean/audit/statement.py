@@ -42,12 +42,11 @@ from leanq.lean.audit.image import (
     PROJ,
     SORT,
     STRING_LIT,
-    Damaged,
     Image,
     Name,
     Raw,
-    shape,
 )
+from leanq.lean.audit.layouts import Damaged, shape
 from leanq.lean.audit.olean import display
 from leanq.lean.audit.survey import places
 

@@ -13,7 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leanq.lean.audit.image import Damaged, Image, Name, Raw, shape
+from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit.layouts import Damaged, shape
 
 # The extension in which Lean keeps the places of declarations.
 _PLACES: Name = ("Lean", "declRangeExt")

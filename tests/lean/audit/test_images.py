@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.images import Image as Writer
 
-from leanq.lean.audit.image import Damaged, Image
+from leanq.lean.audit.image import Image
+from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.statement import compare
 from leanq.lean.audit.survey import survey
 
