@@ -54,8 +54,8 @@ _IMPORT = "import {}\n"
 _SAVE_EMPTY = """
 import ctypes, sys
 from leanq.lean.audit.kernel import Kernel
-folder, count, version, *libraries = sys.argv[1:]
-Kernel(libraries, version)
+folder, count, *libraries = sys.argv[1:]
+Kernel(libraries)
 lean = ctypes.CDLL(None)
 def function(name, arity):
     found = lean[name]
@@ -121,7 +121,7 @@ def make_modules(environment: Environment, folder: Path, count: int, empty: int)
     for each in ([*names, "E"], ["Top"]):
         if each == ["Top"] and empty:
             libraries = map(str, toolchain.shared_libraries)
-            arguments = [str(folder), str(empty), toolchain.version, *libraries]
+            arguments = [str(folder), str(empty), *libraries]
             subprocess.run([sys.executable, "-c", _SAVE_EMPTY, *arguments], check=True)
         given = "\n".join(each).encode()
         subprocess.run(at_once, cwd=folder, env=variables, input=given, check=True)

@@ -32,6 +32,7 @@ from leanq.lean.examples import Examples, may_have_examples
 from leanq.lean.notes import examples_in, may_name_sorry, names_sorry
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
+from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
 
 # An example that is compiled under a name is no less right for being a definition.
@@ -218,6 +219,11 @@ class Compilation:
         if found.limit:
             text = f"Lean accepts it, and the judge could not finish: {found.limit}"
             return _unjudged(reply, "judge_limit", text)
+        if found.rule == "unknown_layout":
+            text = f"Lean accepts it, and the judge does not know this Lean's files: {found.text}"
+            return _unjudged(reply, "judge_unavailable", text)
+        if found.rule == "kernels_disagree":
+            return _disagreed(reply, found.text)
         if found.rule == "told_apart":
             return _told_apart(reply, found.text)
         if found.rule:
@@ -238,6 +244,8 @@ class Compilation:
             return _with_a_sorry(
                 reply, "it names sorryAx, so Lean may have dropped a declaration without an error"
             )
+        if reply.verdict == "accepted" and found.disagrees:
+            return _disagreed(reply, found.disagrees)
         if reply.verdict == "accepted" and not found.proved:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
@@ -355,6 +363,13 @@ def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
     )
     messages = (*reply.messages, Message("warning", 1, 0, text))
     return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)
+
+
+def _disagreed(reply: Reply, why: str) -> Reply:
+    """Returns the verdict on a text that the environment's Lean takes, and the judge's does not."""
+    count("leanq_kernels_disagree_total")
+    text = f"Lean accepts it, and the kernel of Lean {reply.kernel} does not: {why}"
+    return _unjudged(reply, "kernels_disagree", text)
 
 
 def _unread(reply: Reply) -> Reply:

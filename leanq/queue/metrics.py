@@ -125,6 +125,10 @@ WORKER = (
     _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
     _counter("leanq_lean_deaths_total", "Programs that did not end by themselves.", "reason"),
     _counter("leanq_fork_server_total", "Preloaded headers and forks, by event.", "event"),
+    _counter(
+        "leanq_kernels_disagree_total",
+        "Texts that the environment's Lean takes, and the judge's kernel does not.",
+    ),
     _counter("leanq_worker_snapshots_total", "What became of snapshots here.", "event"),
     _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
 )

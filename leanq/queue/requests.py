@@ -59,6 +59,7 @@ Reason = Literal[
     "process_died",
     "judge_limit",
     "judge_unavailable",
+    "kernels_disagree",
     "not_audited",
     "trusted_step",
     "withdrawn",

@@ -15,20 +15,10 @@ from typing import Literal
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.infos import Infos
 from leanq.lean.audit.kernel import Kernel, RefusedError
+from leanq.lean.audit.known_names import KERNEL_NAMES, QUOT_DECL
 from leanq.lean.audit.olean import display
 from leanq.lean.audit.rebuild import Rebuilder
 from leanq.lean.audit.statement import Interner, View
-
-_KERNEL_NAMES = """
-Nat Nat.zero Nat.succ Nat.add Nat.sub Nat.mul Nat.pow Nat.gcd Nat.div Nat.mod Nat.beq Nat.ble
-Nat.land Nat.lor Nat.xor Nat.shiftLeft Nat.shiftRight Nat.log2 Nat.testBit
-Bool Bool.true Bool.false String String.ofList String.mk Char Char.ofNat List List.nil List.cons
-Quot Quot.mk Quot.lift Quot.ind Eq Eq.refl
-eagerReduce dontcare reduceBool reduceNat Lean.reduceBool Lean.reduceNat
-"""
-KERNEL_NAMES: frozenset[Name] = frozenset(tuple(name.split(".")) for name in _KERNEL_NAMES.split())
-"""Names that the kernel computes with, or takes to mean something. It never looks at their
-definitions, so a wrong one proves anything."""
 
 # The parts of `View.whole`.
 _ASPECTS = (
@@ -40,7 +30,6 @@ _ASPECTS = (
     "constructors, rules or flags",
 )
 _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
-_QUOT_DECL = 4 << 1 | 1
 
 Rule = Literal["kernel_refused", "reserved_name", "statement_differs", "told_apart"]
 
@@ -51,6 +40,10 @@ class DeniedError(Exception):
     def __init__(self, rule: Rule, text: str) -> None:
         super().__init__(text)
         self.rule = rule
+
+
+class DisagreementError(DeniedError):
+    """Lean's kernel does not take what the file says, which another Lean's may have taken."""
 
 
 def check_imports(image: Image, expected: frozenset[Name], *, is_module: bool) -> None:
@@ -184,7 +177,7 @@ class Judge:
                 same = self._kernel.has(self._build.name_of(name), self._infos.info(raw))
                 if not same:
                     known = "no such" if same is None else "another"
-                    raise _refused(name, f"the kernel has made {known} {raw.kind}")
+                    raise _disagrees(name, f"the kernel has made {known} {raw.kind}")
 
     def _add_with_needs(self, first: Name) -> None:
         """Adds a constant after those that it refers to; without recursion."""
@@ -240,7 +233,7 @@ class Judge:
     def _declare_quotients(self) -> None:
         if not self._has_quotients:
             self._has_quotients = True
-            self._add(("Quot",), _QUOT_DECL)
+            self._add(("Quot",), QUOT_DECL)
 
     def _prepare_inductive(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
         """Returns the same for a type with all that are defined together with it."""
@@ -294,11 +287,19 @@ class Judge:
         try:
             self._kernel.add(declaration)
         except RefusedError as error:
-            raise _refused(name, str(error)) from None
+            raise _disagrees(name, str(error)) from None
 
 
 def _refused(name: Name, text: str) -> DeniedError:
-    return DeniedError("kernel_refused", f"Lean's kernel does not accept {display(name)}: {text}")
+    return DeniedError("kernel_refused", _refusal(name, text))
+
+
+def _disagrees(name: Name, text: str) -> DisagreementError:
+    return DisagreementError("kernel_refused", _refusal(name, text))
+
+
+def _refusal(name: Name, text: str) -> str:
+    return f"Lean's kernel does not accept {display(name)}: {text}"
 
 
 def _reserved(name: Name, known: Name, why: str) -> DeniedError:

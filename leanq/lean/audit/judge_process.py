@@ -4,8 +4,11 @@ It imports one header, once, and then answers questions about files that were co
 each it forks a child, which has all limits and ends with its answer. Frames come through standard
 input, and answers go to standard output, a line of JSON each::
 
-    first frame  {"libraries", "version", "path", "modules", "is_module", "library", "prints"}
-    answer       {"ready": why it cannot judge, or "", "held_bytes": of memory}
+    first frame  {"libraries": of the judge's Lean, "fault": why there is none, "is_foreign",
+                  "path": where that Lean finds modules, "folders": where they were compiled to,
+                  "modules", "is_module", "library", "prints"}
+    answer       {"ready": why it cannot judge, or "", "version": of the kernel, "held_bytes": of
+                  memory}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
     answer       {"answer": what the child says, or the limit that ended it before it said anything,
                   "statements": of the theorems in it, as far as the child came, "cpu_s",
@@ -17,6 +20,7 @@ proved. The operations:
 - ``judge``: one file, ``ending`` (see :mod:`leanq.lean.audit.ending`).
 - ``examples``: the file of a text, and one for each of its examples, with a name for that example.
 - ``verify``: a target and a candidate.
+- ``names``: no file; whether the imports mean what the kernel does by the names that it knows.
 
 Call only `main`, and only in a process of its own.
 """
@@ -31,6 +35,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -39,13 +44,15 @@ from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
+    DisagreementError,
     Judge,
     check_imports,
     check_reserved,
     hidden_names,
 )
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
-from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.known_names import unsettled
+from leanq.lean.audit.layouts import Damaged, UnknownLayout
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
 from leanq.lean.audit.statement import compare
@@ -53,6 +60,7 @@ from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, sur
 from leanq.lean.examples import NAME
 
 _MAX_THEOREMS = 1000
+_NATIVE_REDUCTION = (("Lean", "reduceBool"), ("Lean", "reduceNat"))
 # The time between two looks at a child; what it takes in between has to fit into the worker's
 # margin.
 _LOOK_MS = 20
@@ -64,19 +72,23 @@ class _Bench:
     def __init__(self, order: dict[str, Any]) -> None:
         self.modules = [tuple(each) for each in order["modules"]]
         self.is_module = order["is_module"]
-        self.path = [Path(each) for each in order["path"]]
+        self.folders = [Path(each) for each in order["folders"]]
         self.library = [tuple(each) for each in order["library"]]
         self.kernel: Kernel | None = None
         self.unavailable = ""
+        # Images have no notation, and nothing to run.
+        self._is_foreign = order["is_foreign"]
         self._prints = order["prints"]
         self._printer: Printer | None = None
         try:
             if not order["libraries"]:
-                raise KernelUnavailableError("this toolchain has no library that the judge knows")
-            kernel = Kernel(order["libraries"], order["version"])
+                why = order["fault"] or "this toolchain has no library that the judge knows"
+                raise KernelUnavailableError(why)
+            kernel = Kernel(order["libraries"])
             self._prints = self._prints and kernel.prints
+            notation = self._prints and not self._is_foreign
             try:
-                kernel.import_header(self.modules, order["path"], notation=self._prints)
+                kernel.import_header(self.modules, order["path"], notation=notation)
             except KernelUnavailableError:
                 self._prints = False
                 kernel.import_header(self.modules, order["path"], notation=False)
@@ -87,6 +99,8 @@ class _Bench:
     def answer(self, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> dict[str, Any]:
         """Returns the answer about the files."""
         try:
+            if order["op"] == "names":
+                return {"unsettled": unsettled(self.kernel) if self.kernel else {}}
             images = [open_image(parts) for parts in files]
             if order["op"] == "examples":
                 return self._examples(images[0], images[1:], order)
@@ -94,7 +108,13 @@ class _Bench:
                 return self._verify(images[0], images[1], order)
             return self._judge(images[0], order)
         except DeniedError as error:
+            if self._is_foreign and isinstance(error, DisagreementError):
+                return {"rule": "kernels_disagree", "text": str(error)}
             return {"rule": error.rule, "text": str(error)}
+        except UnknownLayout as error:
+            if self._is_foreign:
+                return {"rule": "unknown_layout", "text": str(error)}
+            return _damaged(str(error))
         except Damaged as error:
             return _damaged(str(error))
         except IndexError:
@@ -107,18 +127,25 @@ class _Bench:
         ending = endings(image, constants, order["ending"])
         check_imports(image, frozenset(self.modules), is_module=self.is_module)
         references: dict[Name, set[Name]] = {}
-        nodes = 0
+        nodes, disagrees = 0, ""
         if self.kernel is not None:
             check_reserved(image, constants, self._declaring(self.kernel))
             renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
             judge = Judge(self.kernel, image, constants, renamed)
-            judge.run()
+            try:
+                judge.run()
+            except DisagreementError as error:
+                if not self._is_foreign:
+                    raise
+                # Other reasons to say no are found without a kernel.
+                disagrees = _disagreement(error, judge.references)
             references, nodes = judge.references, judge.nodes
-            if self._printer is None and self._prints:
+            if self._printer is None and self._prints and not disagrees:
                 self._printer = Printer(self.kernel, judge, image, constants)
         found = survey(image, constants, references)
         return {
-            "kernel": self.kernel is not None,
+            "kernel": self.kernel is not None and not disagrees,
+            "disagrees": disagrees,
             "ended": bool(ending),
             "axioms": sorted(found.axioms.difference(ending), key=str),
             "behind_safe": sorted(found.behind_safe, key=str),
@@ -226,10 +253,12 @@ class _Bench:
 
         def declaring(name: Name) -> Image | None:
             try:
-                path = find_module(homes()(name), self.path)
-                return None if path is None else read(path)
+                path = find_module(homes()(name), self.folders)
+                library = None if path is None else read(path)
             except (AuditError, KernelUnavailableError):
                 return None
+            # An image may declare a name that its module does not.
+            return library if library and library.constants({name}) else None
 
         return declaring
 
@@ -245,6 +274,13 @@ def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) 
         for name, raw in constants.items()
         if name[-2:] == tuple(ending) and raw.kind == "axiom" and image.is_prop(raw.type_)
     }
+
+
+def _disagreement(error: DisagreementError, references: Mapping[Name, AbstractSet[Name]]) -> str:
+    """Returns the kernel's words, and which of its known limits may be behind them."""
+    if any(name in used for used in references.values() for name in _NATIVE_REDUCTION):
+        return f"{error} (this kernel computes nothing by compiled code)"
+    return str(error)
 
 
 def _told_apart(why: str) -> DeniedError:
@@ -387,7 +423,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    ready = {"ready": bench.unavailable, "held_bytes": _Memory.of("self").anonymous_bytes}
+    ready = {
+        "ready": bench.unavailable,
+        "version": bench.kernel.version if bench.kernel else "",
+        "held_bytes": _Memory.of("self").anonymous_bytes,
+    }
     _write(answers, json.dumps(ready).encode() + b"\n")
     while line := stream.readline():
         order = json.loads(line)

@@ -11,12 +11,14 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from leanq.errors import AuditError, LeanQError
 from leanq.lean.audit.image import Name
+from leanq.lean.audit.judge_lean import JudgeLean, judge_lean
+from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, read_parts
 from leanq.lean.audit.self_test import HONEST, forged
@@ -50,12 +52,14 @@ class Judgement:
             ``unavailable`` says why.
         rule: the rule by which the file is denied, or "".
         limit: the limit that the judge ran into, or "".
+        disagrees: the words of a kernel that does not take what another Lean has taken, or "".
         unavailable: why there is no kernel here, or "".
         text: the rule's words.
         ended: whether Lean read the text to its end.
         survey: the file's own axioms, and the imported constants that it leads to.
         theorems: the theorems that it declares; for a verification, the target's.
         statements: each theorem's statement in Lean's words; "" if it was not printed.
+        unsettled: names that may mean something else than the kernel takes for granted, and why.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
         kernel: the version of the Lean whose kernel judged; None where none did.
@@ -66,12 +70,14 @@ class Judgement:
     proved: bool = False
     rule: str = ""
     limit: str = ""
+    disagrees: str = ""
     unavailable: str = ""
     text: str = ""
     ended: bool = False
     survey: Survey = _NOTHING
     theorems: tuple[str, ...] = ()
     statements: tuple[str, ...] = ()
+    unsettled: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
     kernel: str | None = None
@@ -104,6 +110,8 @@ class Judges:
         prints: bool = True,
     ) -> None:
         self._environment = environment
+        self._lean = lean = judge_lean(environment.toolchain)
+        self._images = KernelImages(environment, lean) if lean.is_foreign else None
         self._hidden, self._nice = tuple(hidden), nice
         self._free = asyncio.Semaphore(slots)
         self._slots = slots
@@ -169,7 +177,7 @@ class Judges:
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
         unavailable = await self.unavailable()
-        if not unavailable and libraries_of(self._environment) != self._libraries:
+        if not unavailable and self._found_libraries() != self._libraries:
             unavailable = "Lean's library is another one than its self-test was run with"
         found = await self._asked(_Imports.of(header), files, order, limits, bool(unavailable))
         if found.unavailable and unavailable:
@@ -224,8 +232,20 @@ class Judges:
         return process
 
     async def _start(self, imports: _Imports, without_kernel: bool) -> _JudgeProcess:
+        lean, path = self._lean, self._environment.folders()
+        if without_kernel:
+            lean = replace(lean, libraries=())
+        elif self._images is not None:
+            try:
+                if imports.modules:
+                    prepared = await asyncio.to_thread(self._images.prepare, imports.modules)
+                    path = (prepared.folder,)
+            except (AuditError, OSError) as error:
+                lean = replace(lean, libraries=(), fault=str(error))
         return await _JudgeProcess.start(
             self._environment,
+            lean,
+            path,
             self._hidden,
             self._nice,
             imports,
@@ -239,8 +259,12 @@ class Judges:
         return await self._test(anew=True)
 
     async def _test(self, *, anew: bool = False) -> str:
-        self._libraries = libraries_of(self._environment)
-        memory = PassMemory(self._environment, "judge", self._libraries)
+        self._libraries = self._found_libraries()
+        try:
+            state = await asyncio.to_thread(self._state)
+        except (AuditError, OSError) as error:
+            return f"nothing can be transcribed for the judge's kernel: {error}"
+        memory = PassMemory(self._environment, "judge", self._libraries, *state)
         if not anew and await asyncio.to_thread(memory.is_kept):
             return ""
         try:
@@ -254,6 +278,13 @@ class Judges:
             await asyncio.to_thread(memory.keep)
         return wrong
 
+    def _found_libraries(self) -> Libraries:
+        return libraries_of(self._environment, self._lean.libraries)
+
+    def _state(self) -> tuple[str, ...]:
+        """Returns what else the self-test's pass depends on."""
+        return () if self._images is None else (self._images.state,)
+
     async def _tested(self) -> str:
         honest = await self._compiled(HONEST)
         order = {"op": "judge", "ending": ["", ""]}
@@ -262,13 +293,26 @@ class Judges:
             found = await self._asked(_Imports(), [[file]], order, _SELF_TEST_LIMITS)
             if found.unavailable:
                 return found.unavailable
-            if found.rule != rule or found.proved == bool(rule):
-                said = found.rule or found.limit or ("proved" if found.proved else "nothing")
+            said = "kernel_refused" if found.disagrees else found.rule
+            if said != rule or found.proved == bool(rule):
+                said = said or found.limit or ("proved" if found.proved else "nothing")
                 return (
                     f"the judge fails its self-test with {self._environment.toolchain.version}: "
                     f"{said}, expected {rule or 'proved'}"
                 )
-        return ""
+        return "" if self._images is None else await self._names_tested()
+
+    async def _names_tested(self) -> str:
+        """Returns which names may mean something else in the environment than to the kernel."""
+        library = _Imports.of(split_header(self._environment.header))
+        found = await self._asked(library, [], {"op": "names"}, _SELF_TEST_LIMITS)
+        if found.unavailable or found.limit:
+            return found.unavailable or found.limit
+        said = "; ".join(f"{name} ({why})" for name, why in found.unsettled.items())
+        return said and (
+            "the judge's kernel takes for granted what some names mean, and this library's may "
+            f"mean something else: {said}"
+        )
 
     async def _compiled(self, text: str) -> bytes:
         """Compiles a text of ours without imports."""
@@ -330,6 +374,8 @@ class _JudgeProcess:
     async def start(
         cls,
         environment: Environment,
+        lean: JudgeLean,
+        path: Sequence[Path],
         hidden: Sequence[Path],
         nice: int,
         imports: _Imports,
@@ -339,7 +385,8 @@ class _JudgeProcess:
     ) -> _JudgeProcess:
         """Starts a process that imports the modules; raises SandboxError if it cannot be
         started."""
-        wanted = (*environment.readable(), *python_folders(), PACKAGE)
+        wanted = (*environment.readable(), *python_folders(), PACKAGE, *path)
+        wanted += tuple(library.parent for library in lean.libraries)
         readable = dict.fromkeys(path for path in wanted if path.exists())
         sandbox = await Sandbox.open(readable=tuple(readable), hidden=hidden, nice=nice)
         try:
@@ -350,11 +397,12 @@ class _JudgeProcess:
                 limits=_IMPORT_LIMITS,
             )
             made = cls(sandbox, process, (imports, without_kernel))
-            libraries = () if without_kernel else environment.toolchain.shared_libraries
             order = {
-                "libraries": [str(path) for path in libraries],
-                "version": environment.toolchain.version,
-                "path": [str(each) for each in environment.folders()],
+                "libraries": [str(each) for each in lean.libraries],
+                "fault": lean.fault,
+                "is_foreign": lean.is_foreign,
+                "path": [str(each) for each in path],
+                "folders": [str(each) for each in environment.folders()],
                 "modules": imports.modules,
                 "is_module": imports.is_module,
                 "library": _Imports.of(split_header(environment.header)).modules,
@@ -368,7 +416,7 @@ class _JudgeProcess:
                 said = json.loads(ready)
                 made.unavailable, made._held_bytes = said["ready"], said["held_bytes"]
                 made.usable = True
-                made._version = environment.toolchain.version
+                made._version = said["version"]
                 await process.renew(_IDLE_LIMITS)
         except BaseException:
             await sandbox.close()
@@ -435,13 +483,16 @@ class _JudgeProcess:
 
 
 def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
+    if "unsettled" in answer:
+        return Judgement(unsettled=answer["unsettled"], unavailable=unavailable)
     if "limit" in answer:
         return Judgement(limit=answer["limit"])
     if "rule" in answer:
         return Judgement(rule=answer["rule"], text=answer["text"])
     return Judgement(
         proved=answer["kernel"],
-        unavailable="" if answer["kernel"] else unavailable,
+        disagrees=answer["disagrees"],
+        unavailable=unavailable,
         ended=answer["ended"],
         survey=Survey(
             *(frozenset(map(tuple, answer[key])) for key in ("axioms", "behind_safe", "behind_any"))

@@ -72,6 +72,7 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_initialize": ("lean_initialize", ()),
     "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
     "_mark_persistent": ("lean_mark_persistent", (_POINTER,)),
+    "_save": ("l_Lean_saveModuleData", (_POINTER,) * 3),
 }
 # Without these it judges, and prints nothing.
 _PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -263,6 +264,7 @@ class Kernel(Objects):
     """Lean's library, loaded into this process; there can be only one.
 
     Attributes:
+        version: Lean's.
         env: the kernel's environment, as Lean's object.
         prints: whether it can print what the kernel has accepted.
     """
@@ -311,22 +313,17 @@ class Kernel(Objects):
     _exit_on_panic: Any
     _mark_persistent: Any
     _run_initialisers: Any
+    _save: Any
 
-    def __init__(self, libraries: Sequence[str], version: str) -> None:
+    def __init__(self, libraries: Sequence[str]) -> None:
         """Loads the libraries and imports nothing yet.
 
         Args:
             libraries: their paths; the one that leads to the others, if there is one, comes first.
-            version: Lean's.
 
         Raises:
             KernelUnavailableError: they are of another version, or lack a function.
         """
-        if not VERSIONS.match(version):
-            known = VERSIONS.pattern.replace("\\.", ".")
-            raise KernelUnavailableError(
-                f"the judge knows the library of Lean {known}x, and this is Lean {version}"
-            )
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
             self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]
@@ -338,8 +335,14 @@ class Kernel(Objects):
             # By default Lean goes on with some value after a panic.
             self._exit_on_panic(1)
             self._no_options = self._value("l_Lean_Options_empty")
+            self.version = self._read_string(self._value("l_Lean_versionString"))
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
+        if not VERSIONS.match(self.version):
+            known = VERSIONS.pattern.replace("\\.", ".")
+            raise KernelUnavailableError(
+                f"the judge knows the library of Lean {known}x, and this is Lean {self.version}"
+            )
         self.env = 0
         self._read_names = {}
         self.prints = True
@@ -462,6 +465,10 @@ class Kernel(Objects):
         option = self._found(self.env, name)
         return None if option & 1 else bool(self._same(_word(option + _WORD), info))
 
+    def find(self, name: int) -> int:
+        """Returns the environment's `ConstantInfo` of a name, which it has."""
+        return _word(self._found(self.env, name) + _WORD)
+
     def declares(self, environment: int, name: int) -> bool:
         """Returns whether an environment has a constant of this name."""
         return not self._found(environment, name) & 1
@@ -490,6 +497,24 @@ class Kernel(Objects):
             for name, value in values.items()
         )
 
+    def save_module(
+        self, path: str, module: Name, imports: Iterable[Name], constants: Mapping[int, int]
+    ) -> None:
+        """Writes a module that this Lean can import; raises OSError.
+
+        Args:
+            constants: each `ConstantInfo` by its name.
+        """
+        flags = bytes([0, 1, 0])  # not all, exported, not meta
+        imported = [self.construct(0, self.name(each), scalars=flags) for each in imports]
+        data = self.construct(
+            0,
+            *(self.array(each) for each in (imported, [*constants], [*constants.values()], [], [])),
+            scalars=bytes([0]),
+        )
+        if self._tag(self._save(self.text(path), self.name(module), data)) != 0:
+            raise OSError(f"Lean cannot write {path}")
+
     def _data(self, value: int | bool) -> int:
         """Returns a `DataValue`."""
         if isinstance(value, bool):
@@ -504,11 +529,18 @@ class Kernel(Objects):
 
     def info(self, name: int) -> Info:
         """Returns the environment's account of one of its constants."""
-        for each in (self.env, name):  # this function consumes it
-            _retain(each)
-        info = _word(self._find(self.env, name) + _WORD)
-        value = _word(_word(info + _WORD) + _WORD)
-        return Info(self._tag(info), _word(value + 2 * _WORD), _word(value + 3 * _WORD))
+        info = self.find(name)
+        head = self._head(info)
+        return Info(self._tag(info), _word(head + 2 * _WORD), _word(head + 3 * _WORD))
+
+    def type_in(self, info: int) -> int:
+        """Returns the type of a `ConstantInfo`."""
+        return _word(self._head(info) + 3 * _WORD)
+
+    @staticmethod
+    def _head(info: int) -> int:
+        """Returns the `ConstantVal` of a `ConstantInfo`."""
+        return _word(_word(info + _WORD) + _WORD)
 
     def printed(self, environment: int, expression: int, options: int, width: int) -> str:
         """Returns a closed expression in Lean's own words.

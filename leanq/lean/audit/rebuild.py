@@ -7,7 +7,7 @@ nothing to the kernel and is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from leanq.lean.audit.image import (
     AHEAD,
@@ -206,6 +206,56 @@ class Rebuilder:
         self._count_uses(local, used)
         done.update(local)
         return [local[each] for each in roots], found
+
+    def in_order(self, addresses: Iterable[int]) -> dict[int, int]:
+        """Returns the objects for expressions, by address; each comes after its parts.
+
+        For files of a library, many times faster than `expressions`, which an image's every
+        constant would enter anew.
+
+        Raises:
+            Damaged: an expression is malformed, or comes before its parts.
+        """
+        image, kernel = self._image, self._kernel
+        words, base = image.words, image.base
+        app, lam, forall, const = kernel.app, kernel.lam, kernel.forall, kernel.const
+        done: dict[int, int] = {}
+        names, name, level_list = self._names, self.name, self._level_list
+        try:
+            for at in addresses:
+                index = (at - base) >> 3
+                kind = words[index] >> 48
+                if kind == APP:
+                    done[at] = app(done[words[index + 1]], done[words[index + 2]])
+                elif kind in (LAM, FORALL):
+                    binder = words[index + 5] & 0xFF
+                    if binder >= _BINDER_KINDS:
+                        raise Damaged("it holds a malformed binder")
+                    of = words[index + 1]
+                    done[at] = (lam if kind == LAM else forall)(
+                        names.get(of) or name(of),
+                        done[words[index + 2]],
+                        done[words[index + 3]],
+                        binder,
+                    )
+                elif kind == CONST:
+                    of = words[index + 1]
+                    done[at] = const(names.get(of) or name(of), level_list(words[index + 2]))
+                elif kind == LET:
+                    parts = [done[words[index + n]] for n in (2, 3, 4)]
+                    done[at] = kernel.let(name(words[index + 1]), *parts, image.flag(index, 8))
+                elif kind == MDATA:
+                    done[at] = done[words[index + 2]]
+                elif kind == PROJ:
+                    number = kernel.nat(image.small(words[index + 2]))
+                    part = done[words[index + 3]]
+                    done[at] = kernel.proj(name(words[index + 1]), number, part)
+                else:
+                    done[at] = self._leaf(kind, words[index + 1])
+        except KeyError:
+            raise Damaged(AHEAD) from None
+        self.nodes += len(done)
+        return done
 
     def _count_uses(self, local: dict[int, int], used: list[int]) -> None:
         """Notes what stands in several places, in this constant or in one before it as well."""

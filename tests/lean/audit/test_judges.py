@@ -231,8 +231,11 @@ async def test_a_judgement_that_runs_out_is_lost_alone(
     assert COUNTS["leanq_lean_starts_total", "repl"] == started
 
 
-async def test_another_lean_is_not_judged(core: Environment, honest: bytes) -> None:
-    toolchain = replace(core.toolchain, version="4.2.0")
+async def test_another_lean_is_not_judged_without_the_wheel(
+    core: Environment, honest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.lean.audit.judge_lean.wheel_libraries", tuple)
+    toolchain = replace(core.toolchain, version="4.2.0", source="option")
     judges = Judges(replace(core, toolchain=toolchain), slots=1)
     try:
         assert "4.2.0" in await judges.unavailable()

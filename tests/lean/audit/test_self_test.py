@@ -165,7 +165,7 @@ def test_functions_are_found_in_whichever_library_has_them(
     assert others, "the wheel has empty libraries beside the one that has everything"
     code = (
         "import sys; from leanq.lean.audit.kernel import Kernel;"
-        "kernel = Kernel(sys.argv[2:], sys.argv[1]); kernel.import_header([], []);"
+        "kernel = Kernel(sys.argv[1:]); kernel.import_header([], []);"
         "print(kernel.env > 0)"
     )
     version = core.toolchain.version

@@ -1,0 +1,56 @@
+"""Which Lean judges an environment: its own, or the wheel's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from leanq.errors import ToolchainError, to_install
+from leanq.lean.audit.kernel import VERSIONS
+from leanq.lean.toolchain import Toolchain, wheel_libraries, wheel_toolchain
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLean:
+    """The Lean whose kernel judges what an environment's Lean has compiled.
+
+    Attributes:
+        libraries: its shared libraries; none if there is no kernel here.
+        is_foreign: whether it is another Lean than the environment's, so that it imports kernel
+            images and not the environment's files.
+        fault: why there is no kernel, or "".
+    """
+
+    libraries: tuple[Path, ...] = ()
+    is_foreign: bool = False
+    fault: str = ""
+
+
+def judge_lean(toolchain: Toolchain) -> JudgeLean:
+    """Returns the judge of what this Lean compiles: the wheel's, unless both are the same build.
+
+    Without the wheel, a Lean that the judge knows judges its own environment.
+    """
+    own, wheel = toolchain.shared_libraries, wheel_libraries()
+    known = VERSIONS.match(toolchain.version) is not None
+    if toolchain.source == "wheel" or (known and own and (not wheel or _is_the_wheels(toolchain))):
+        return JudgeLean(own)
+    if wheel:
+        return JudgeLean(wheel, is_foreign=True)
+    return JudgeLean(
+        fault=f"Lean {toolchain.version} is judged by the kernel of leanq's own Lean, which is "
+        f"missing: {to_install('judge')}"
+    )
+
+
+def _is_the_wheels(toolchain: Toolchain) -> bool:
+    try:
+        return _wheels_commit() == toolchain.commit
+    except ToolchainError:
+        return True
+
+
+@cache
+def _wheels_commit() -> str:
+    return wheel_toolchain({}).commit

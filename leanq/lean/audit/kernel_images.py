@@ -1,0 +1,386 @@
+"""The kernel images of an environment: what its modules declare, as the judge's Lean imports it.
+
+Each module is transcribed once (:mod:`leanq.lean.audit.transcriber`) and kept under the hash of its
+content. For each state of an environment's files there is a folder of hard links to these images.
+It fills as headers need more modules; `KernelImages.prepare_all` fills it at once. ::
+
+    kernel-images/KEY/                KEY: the judge's Lean, and the code that transcribes
+      store/AB/DIGEST.olean           the image of a module
+      store/AB/DIGEST.json            what is known of the module
+      views/STATE/A/B.olean           a link, under the module's name
+      views/STATE/.index.json         what is known of all modules in this folder
+
+Whoever can write there can prove anything, so the folder has to be this user's or the superuser's,
+and no other user may write to it. No candidate's process sees it.
+
+All functions block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from leanq.errors import AuditError
+from leanq.lean.audit.image import ASTRAY, Image, Name
+from leanq.lean.audit.judge_lean import JudgeLean
+from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.olean import display, find_module, read_bytes
+from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
+from leanq.lean.environment import Environment, module_parts
+from leanq.lean.files import File, compiled_modules
+from leanq.lean.hashes import content_hashes, hash_bytes
+from leanq.lean.sandbox.sandbox import bare_python
+from leanq.lean.syntax import split_header
+
+log = logging.getLogger("leanq.worker")
+
+_PROCESSES = 2
+_PARTS = (".olean", ".olean.server", ".olean.private")
+_VIEWS_KEPT = 16
+_SAY_EVERY_S = 2.0
+_MAX_BYTES = 1 << 30
+# The code that decides on an image's content.
+_CODE = ("image", "infos", "kernel", "known_names", "layouts", "olean", "rebuild", "transcriber")
+
+
+class Prepared(NamedTuple):
+    """The images that a header needs.
+
+    Attributes:
+        folder: where the judge's Lean finds them.
+        modules: how many modules the header leads to.
+        constants: how many constants they declare.
+    """
+
+    folder: Path
+    modules: int
+    constants: int
+
+
+class _Fact(NamedTuple):
+    """What is known of a module."""
+
+    imports: tuple[Name, ...]
+    constants: int
+    known: tuple[str, ...]
+    """The names that the kernel knows among those that it declares."""
+
+
+class KernelImages:
+    """The images of one environment, as its files are at this moment.
+
+    Args:
+        lean: the judge's.
+    """
+
+    def __init__(self, environment: Environment, lean: JudgeLean) -> None:
+        self._environment, self._lean = environment, lean
+        self._lock = threading.Lock()
+        self._facts: dict[Name, _Fact] = {}
+        self._files: dict[str, File] = {}
+        self._view: Path | None = None
+        self._homes: dict[str, Name] = {}
+
+    @property
+    def state(self) -> str:
+        """A name of the files that the images were made from, and of the judge's Lean."""
+        view = self._opened()
+        return f"{view.parents[1].name}/{view.name}"
+
+    def prepare(self, modules: Sequence[Name]) -> Prepared:
+        """Returns the images of these modules and of all that they import; makes those that are
+        missing.
+
+        Raises:
+            AuditError: a module is missing, or cannot be transcribed; or one beside the library
+                declares a name that the kernel knows.
+        """
+        with self._lock:
+            view = self._opened()
+            if not self._homes:
+                self._homes = self._library_homes(view)
+            closure = self._closure(view, modules)
+            for module in closure:
+                for name in self._facts[module].known:
+                    if self._homes.get(name) != module:
+                        raise AuditError(
+                            f"the module {display(module)} declares {name}, which the kernel knows "
+                            "by its name, and it is not this environment's library"
+                        )
+            constants = sum(self._facts[module].constants for module in closure)
+            return Prepared(view, len(closure), constants)
+
+    def prepare_all(self) -> tuple[Prepared, dict[str, str]]:
+        """Makes the images of all modules; returns them, and why some cannot be transcribed."""
+        with self._lock:
+            view = self._opened()
+            self._homes = self._library_homes(view)
+            faults = self._make(view, [*self._modules()])
+            constants = sum(fact.constants for fact in self._facts.values())
+            return Prepared(view, len(self._facts), constants), faults
+
+    def _modules(self) -> Iterator[Name]:
+        """Yields the modules of the environment, by the folders' files."""
+        for folder in self._environment.folders():
+            for path in self._files:
+                if path.endswith(".olean") and Path(path).is_relative_to(folder):
+                    parts = Path(path).relative_to(folder).with_suffix("").parts
+                    if self._path(parts) == Path(path):
+                        yield parts
+
+    def _library_homes(self, view: Path) -> dict[str, Name]:
+        """Returns the module of the environment's library that declares each name that the kernel
+        knows."""
+        modules = _library(self._environment)
+        closure = self._closure(view, modules)
+        homes = {name: module for module in closure for name in self._facts[module].known}
+        of_list, of_characters = display(OF_LIST), display(OF_CHARACTERS)
+        if of_list not in homes and of_characters in homes:
+            # A library before Lean 4.26: its kernel read texts by another name.
+            home = homes[of_characters]
+            if faults := self._make(view, [home], adds_of_list=True):
+                raise AuditError(f"{display(home)} cannot be transcribed: {faults[display(home)]}")
+            homes[of_list] = home
+        return homes
+
+    def _closure(self, view: Path, modules: Sequence[Name]) -> list[Name]:
+        """Returns the modules and all that they import, after making their images."""
+        seen, todo = dict.fromkeys(modules), [*modules]
+        lacking: list[Name] = []
+        while todo or lacking:
+            if not todo:
+                if faults := self._make(view, lacking):
+                    [(first, why), *_] = faults.items()
+                    raise AuditError(f"{first} cannot be read for the judge's kernel: {why}")
+                todo, lacking = lacking, []
+            module = todo.pop()
+            fact = self._facts.get(module)
+            if fact is None:
+                lacking.append(module)
+            # What a file says before it is transcribed only makes the work go in parallel.
+            imports = fact.imports if fact else self._read_imports(module)
+            fresh = [each for each in imports if each not in seen]
+            seen |= dict.fromkeys(fresh)
+            todo += fresh
+        return [*seen]
+
+    def _read_imports(self, module: Name) -> Sequence[Name]:
+        try:
+            image = Image([read_bytes(self._path(module).resolve(), _MAX_BYTES)])
+            return [each.module for each in image.imports()]
+        except (Damaged, IndexError) as error:
+            why = str(error) if isinstance(error, Damaged) else ASTRAY
+            raise AuditError(
+                f"{display(module)} cannot be read for the judge's kernel: {why}"
+            ) from None
+
+    def _path(self, module: Name) -> Path:
+        path = find_module(module, self._environment.folders())
+        if path is None:
+            raise AuditError(f"the environment has no module {display(module)}")
+        return path
+
+    def _opened(self) -> Path:
+        """Returns the folder of links, and learns what is known of its modules."""
+        if self._view is not None:
+            return self._view
+        root = self._environment.cache / "kernel-images"
+        libraries = [File.at(path) for path in self._lean.libraries]
+        hashes = content_hashes(libraries, root / "libraries.json")
+        code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CODE]
+        key = hash_bytes("".join(hashes[file.path] for file in libraries).encode() + b"".join(code))
+        for folder in self._environment.folders():
+            if folder.is_dir():
+                found = compiled_modules(folder)
+                self._files |= {f.path: f for f in found if f.path.endswith(_PARTS)}
+        state = hash_bytes(repr(sorted(self._files.items())).encode()).hex()[:32]
+        view = root / key.hex()[:16] / "views" / state
+        if not view.is_dir():
+            view.mkdir(parents=True, exist_ok=True)
+            _prune(view.parents[1])
+        for folder in (root, *view.parents[:2], view):
+            _check_owner(folder)
+        self._learn(view)
+        self._view = view
+        return view
+
+    def _learn(self, view: Path) -> None:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            for module, imports, constants, known in json.loads(
+                (view / ".index.json").read_bytes()
+            ):
+                fact = _Fact(tuple(map(tuple, imports)), constants, tuple(known))
+                self._facts[tuple(module)] = fact
+
+    def _make(
+        self, view: Path, modules: Sequence[Name], *, adds_of_list: bool = False
+    ) -> dict[str, str]:
+        """Links the images of modules into the folder, after making those that no environment has
+        yet; returns why some cannot be made."""
+        base = view.parents[1]
+        faults: dict[str, str] = {}
+        with _alone(base / "lock"):
+            self._learn(view)
+            hashes = self._hashes(base.parent)
+            jobs: dict[Name, dict[str, Any]] = {}
+            for module in modules:
+                if module in self._facts and not adds_of_list:
+                    continue
+                path = str(self._path(module))
+                stem = path.removesuffix(".olean")
+                parts = [hashes[each] for part in _PARTS if (each := stem + part) in hashes]
+                digest = hash_bytes(" ".join([*parts, str(adds_of_list)]).encode()).hex()
+                image = base / "store" / digest[:2] / f"{digest}.olean"
+                image.parent.mkdir(parents=True, exist_ok=True)
+                jobs[module] = {
+                    "module": module,
+                    "path": os.path.realpath(path),
+                    "hashes": parts,
+                    "image": str(image),
+                    "adds_of_list": adds_of_list,
+                }
+            missing = [job for job in jobs.values() if _read_fact(job["image"]) is None]
+            if missing:
+                faults = self._transcribe(missing)
+            for module, job in jobs.items():
+                fact = _read_fact(job["image"])
+                if fact is None:
+                    faults.setdefault(display(module), "no image was written")
+                    continue
+                self._facts[module] = fact
+                _link(Path(job["image"]), view.joinpath(*map(str, module)).with_suffix(".olean"))
+            rows = [(module, *fact) for module, fact in self._facts.items()]
+            _write(view / ".index.json", json.dumps(rows, separators=(",", ":")))
+        return faults
+
+    def _hashes(self, root: Path) -> Mapping[str, str]:
+        name = hash_bytes("\0".join(map(str, self._environment.folders())).encode()).hex()[:32]
+        return content_hashes([*self._files.values()], root / f"hashes-{name}.json")
+
+    def _transcribe(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Has processes write the images; returns why some were not written."""
+        started = said = time.monotonic()
+        done, faults = 0, dict[str, str]()
+
+        def heard(line: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+            nonlocal done, said
+            done += 1
+            if "fault" in line:
+                faults[display(tuple(line["module"]))] = line["fault"]
+            else:
+                _write(Path(job["image"]).with_suffix(".json"), json.dumps(line))
+            if time.monotonic() - said > _SAY_EVERY_S:
+                said = time.monotonic()
+                log.info("kernel images of %s: %d of %d", self._environment.name, done, len(jobs))
+
+        # Large modules stand together, so each process gets every second one.
+        shares = [share for n in range(_PROCESSES) if (share := jobs[n::_PROCESSES])]
+        with ThreadPoolExecutor(len(shares)) as pool:
+            for each in [pool.submit(self._run, share, heard) for share in shares]:
+                each.result()
+        took_s = time.monotonic() - started
+        log.info("kernel images of %s: made %d in %.1f s", self._environment.name, done, took_s)
+        return faults
+
+    def _run(self, jobs: Sequence[Mapping[str, Any]], heard: Any) -> None:
+        """Has one process do some jobs."""
+        by_module = {tuple(job["module"]): job for job in jobs}
+        first = {"libraries": [str(path) for path in self._lean.libraries]}
+        order = "".join(json.dumps(each) + "\n" for each in (first, *jobs))
+        command = bare_python("leanq.lean.audit.transcriber")
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+            start_new_session=True,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(order.encode())
+                process.stdin.close()
+            for line in process.stdout:
+                said = json.loads(line)
+                heard(said, by_module[tuple(said["module"])])
+            words = process.stderr.read().decode(errors="replace").strip()
+        if process.returncode:
+            log.warning("kernel images: %s", words[-1000:] or f"exit code {process.returncode}")
+
+
+def _library(environment: Environment) -> tuple[Name, ...]:
+    """Returns the modules that a text without a header imports."""
+    header = split_header(environment.header)
+    names = [*([] if header.is_prelude else ["Init"]), *header.imports]
+    return tuple(map(module_parts, names))
+
+
+def _read_fact(image: str) -> _Fact | None:
+    """Returns what is known of a module whose image is there."""
+    try:
+        said = json.loads(Path(image).with_suffix(".json").read_bytes())
+        if not os.path.exists(image):
+            return None
+        imports = tuple(map(tuple, said["imports"]))
+        return _Fact(imports, said["constants"], tuple(said["known"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _link(image: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new = place.with_name(f".{place.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    os.link(image, new)
+    new.replace(place)
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    new.write_text(text)
+    new.replace(path)
+
+
+def _check_owner(folder: Path) -> None:
+    status = folder.lstat()
+    is_ours = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+    if not is_ours or not stat.S_ISDIR(status.st_mode):
+        raise AuditError(
+            f"other users can write to {folder}, from which the judge's kernel imports: let it "
+            "belong to the worker's user alone, or name another cache folder with LEANQ_CACHE"
+        )
+
+
+def _prune(base: Path) -> None:
+    """Deletes the folders of links that were used longest ago, and images without a link."""
+    views = sorted((base / "views").iterdir(), key=lambda view: view.stat().st_mtime_ns)
+    for view in views[:-_VIEWS_KEPT]:
+        shutil.rmtree(view, ignore_errors=True)
+    if len(views) > _VIEWS_KEPT:
+        for image in (base / "store").glob("*/*.olean"):
+            if image.stat().st_nlink == 1:
+                image.unlink()
+                image.with_suffix(".json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Waits until no other process makes images here."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

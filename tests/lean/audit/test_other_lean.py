@@ -1,0 +1,197 @@
+"""An environment of another Lean: the wheel's kernel judges its texts, from kernel images."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.other_lean import CORE, INIT, compile_module, open_other, other_lean
+from support.sites import new_site
+
+from leanq.errors import AuditError
+from leanq.lean.audit.judge_lean import judge_lean
+from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.kernel_images import KernelImages
+from leanq.lean.environment import Environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.queue.requests import Reply, Request
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return other_lean(tmp_path_factory.mktemp("other") / "toolchain")
+
+
+@pytest.fixture(scope="module")
+def other(lean: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return open_other(lean, tmp_path_factory.mktemp("cache"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(
+    other: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LeanDriver]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("scratch")
+        patch.setattr(tempfile, "tempdir", str(folder))
+        async with new_site(other, folder) as site:
+            yield await site.driver()
+
+
+async def check(driver: LeanDriver, code: str, **options: object) -> Reply:
+    return await driver.run(Request(op="check", code=code, **options))  # type: ignore[arg-type]
+
+
+def said(reply: Reply) -> tuple[str, str | None, str | None]:
+    assert reply.error is None, reply.error
+    return reply.verdict, reply.reason, reply.kernel
+
+
+async def fault(environment: Environment) -> str:
+    judges = Judges(environment, slots=1)
+    try:
+        return await judges.unavailable()
+    finally:
+        await judges.close()
+
+
+async def test_a_proof_of_another_lean_is_accepted_by_the_wheels_kernel(driver: LeanDriver) -> None:
+    code = "theorem t (a b : Nat) (h : a = b) : b = a := h.symm\n"
+    code += "theorem s : \"ab\" = String.ofList ['a', 'b'] := rfl\n"
+    code += "theorem n : 2 ^ 10 % 7 = 2 := rfl\n"
+    code += "inductive Tree where | leaf | node (l r : Tree)\n"
+    reply = await check(driver, code)
+    assert said(reply) == ("accepted", None, "4.35.0"), reply.messages
+    assert [each.name for each in reply.theorems] == ["t", "s", "n"]
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "reason"),
+    [
+        ("theorem t : 1 = 2 := rfl", "rejected", "lean_error"),
+        ("theorem t : 1 = 2 := sorry", "incomplete", "sorry"),
+        ("axiom a : 1 = 2\ntheorem t : 1 = 2 := a", "rejected", "forbidden_axiom"),
+        ("prelude\nimport Core\ndef String.ofLisp := 1", "accepted", None),
+        ("def eagerReduce (n : Nat) : Nat := n", "rejected", "reserved_name"),
+    ],
+)
+async def test_what_needs_no_kernel_is_as_ever(
+    driver: LeanDriver, code: str, verdict: str, reason: str | None
+) -> None:
+    reply = await check(driver, code)
+    assert said(reply)[:2] == (verdict, reason), reply.messages
+
+
+# Lean's own kernel is told to take anything, as one with a defect may.
+SKIPPED = "set_option debug.skipKernelTC true\ntheorem t : False := bad\n"
+BAD = "unsafe def bad : False := bad\n"
+
+
+async def test_what_another_kernel_alone_takes_is_unjudged(driver: LeanDriver) -> None:
+    reply = await check(driver, BAD + SKIPPED)
+    assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
+    assert "kernel of Lean 4.35.0 does not: " in reply.messages[-1].text
+    target = "theorem t : False := sorry\n"
+    reply = await driver.run(Request(op="verify", code=BAD + SKIPPED, target=target))
+    assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
+
+
+async def test_what_is_wrong_for_other_reasons_is_no_matter_of_kernels(driver: LeanDriver) -> None:
+    reply = await check(driver, f"{BAD}axiom a : 1 = 2\n{SKIPPED}")
+    assert said(reply)[:2] == ("rejected", "forbidden_axiom"), reply.messages
+    target = "theorem t : True := sorry\n"
+    reply = await driver.run(Request(op="verify", code=BAD + SKIPPED, target=target))
+    assert said(reply)[:2] == ("rejected", "statement_differs"), reply.messages
+
+
+async def test_a_library_that_means_something_else_is_unjudged(tmp_path: Path) -> None:
+    core = CORE.read_text()
+    was, becomes = "fun _ ih => Nat.div ih 2", "fun _ ih => Nat.div ih 3"
+    assert core.count(was) == 1
+    program = other_lean(tmp_path / "toolchain", core=core.replace(was, becomes))
+    why = await fault(open_other(program, tmp_path / "cache"))
+    assert "may mean something else: Nat.shiftRight (" in why
+
+
+async def test_a_name_that_nothing_settles_makes_the_environment_unjudged(tmp_path: Path) -> None:
+    init = INIT.replace("axiom Nat.gcd_succ", "axiom Nat.gcd_suck")
+    program = other_lean(tmp_path / "toolchain", init=init)
+    why = await fault(open_other(program, tmp_path / "cache"))
+    assert "Nat.gcd (not proved of it: Nat.gcd (Nat.succ n) m = " in why
+
+
+async def test_no_module_beside_the_library_gives_names_a_meaning(
+    lean: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    compile_module(lean, "Own", "def eagerReduce (n : Nat) : Nat := n\n", folder)
+    compile_module(lean, "Plain", "theorem own (p : Prop) (h : p) : p := h\n", folder)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    assert images.prepare([("Plain",)]).modules == 3
+    with pytest.raises(AuditError, match="the module Own declares eagerReduce"):
+        images.prepare([("Own",)])
+
+
+async def test_a_changed_module_is_transcribed_alone(
+    lean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "leanq.worker")
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    names = ("A", "B", "C")
+
+    def prepared() -> tuple[Path, int]:
+        caplog.clear()
+        environment = open_other(lean, tmp_path / "cache", folder)
+        images = KernelImages(environment, judge_lean(environment.toolchain))
+        found = images.prepare([(each,) for each in names])
+        assert found.modules == 2 + len(names)
+        made = (re.search(r"made (\d+) in", each.message) for each in caplog.records)
+        return found.folder, sum(int(each[1]) for each in made if each)
+
+    for each in names:
+        compile_module(lean, each, f"theorem in{each} (p : Prop) (h : p) : p := h\n", folder)
+    first, made = prepared()
+    assert made == 2 + len(names)
+    assert prepared() == (first, 0)
+    compile_module(lean, "B", "theorem inB (p q : Prop) (h : q) : q := h\n", folder)
+    second, made = prepared()
+    assert made == 1
+    assert (first / "A.olean").samefile(second / "A.olean")
+    assert (first / "B.olean").read_bytes() != (second / "B.olean").read_bytes()
+
+
+async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
+    lean: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    environment = open_other(lean, cache)
+    assert await fault(environment) == ""
+    (cache / "kernel-images").chmod(0o777)
+    judges = Judges(environment, slots=1)
+    try:
+        assert "other users can write to" in await judges.self_test()
+    finally:
+        await judges.close()
+
+
+async def test_a_damaged_module_of_the_library_is_named(lean: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    path = compile_module(lean, "M", "theorem own (p : Prop) (h : p) : p := h\n", folder)
+    data = bytearray(path.read_bytes())
+    data[5] = 9
+    path.write_bytes(data)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    with pytest.raises(AuditError, match=r"M cannot be read.*version 9 of the format"):
+        images.prepare([("M",)])
