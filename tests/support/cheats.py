@@ -36,12 +36,17 @@ def request(operation: str, name: str) -> Request:
     )
 
 
-def open_libraries(core: Environment, cache: Path, folder: Path) -> Environment:
-    """An environment with what the texts import: Core, and what is compiled into ``folder``."""
+def open_libraries(
+    core: Environment, cache: Path, folder: Path, lean: str | None = None
+) -> Environment:
+    """An environment with what the texts import: Core, and what is compiled into ``folder``.
+
+    ``lean`` is the value of ``--lean``, if it is not the wheel's.
+    """
     for source in (CHEATS / "library").glob("*.lean"):
         copy = folder / source.name
         copy.write_text(source.read_text())
         command = (*core.toolchain.command, "-o", f"{source.stem}.olean", source.name)
         subprocess.run(command, env=core.process_env(), cwd=folder, check=True, timeout=60)
         copy.unlink()
-    return open_environment("cheats", folder, cache=cache, environ={})
+    return open_environment("cheats", folder, lean=lean, cache=cache, environ={})

@@ -94,8 +94,7 @@ def other_lean(folder: Path, *, core: str = "", init: str = INIT) -> Path:
     (folder / "bin").mkdir(parents=True)
     modules = folder / "lib" / "lean"
     modules.mkdir(parents=True)
-    for each in wheel_libraries():
-        _link_or_copy(each, modules / each.name)
+    _bring_libraries(modules)
     offset = (modules / "libleanshared.so").read_bytes().index(commit.encode())
     source = folder / "lean.c"
     whole = COMMIT + commit[len(COMMIT) :]
@@ -108,11 +107,16 @@ def other_lean(folder: Path, *, core: str = "", init: str = INIT) -> Path:
     return program
 
 
-def _link_or_copy(file: Path, to: Path) -> None:
-    try:
-        os.link(file, to)
-    except OSError:
-        shutil.copyfile(file, to)
+_copies: list[Path] = []
+
+
+def _bring_libraries(to: Path) -> None:
+    """Copies the wheel's libraries once; a link would change the file that the judge looks at."""
+    if not _copies:
+        _copies.extend(Path(shutil.copyfile(each, to / each.name)) for each in wheel_libraries())
+        return
+    for each in _copies:
+        os.link(each, to / each.name)
 
 
 def compile_module(program: Path, name: str, text: str, folder: Path | None = None) -> Path:

@@ -76,7 +76,6 @@ class _Bench:
         self.library = [tuple(each) for each in order["library"]]
         self.kernel: Kernel | None = None
         self.unavailable = ""
-        # Images have no notation, and nothing to run.
         self._is_foreign = order["is_foreign"]
         self._prints = order["prints"]
         self._printer: Printer | None = None
@@ -86,9 +85,8 @@ class _Bench:
                 raise KernelUnavailableError(why)
             kernel = Kernel(order["libraries"])
             self._prints = self._prints and kernel.prints
-            notation = self._prints and not self._is_foreign
             try:
-                kernel.import_header(self.modules, order["path"], notation=notation)
+                kernel.import_header(self.modules, order["path"], notation=self._prints)
             except KernelUnavailableError:
                 self._prints = False
                 kernel.import_header(self.modules, order["path"], notation=False)

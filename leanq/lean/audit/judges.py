@@ -237,9 +237,9 @@ class Judges:
             lean = replace(lean, libraries=())
         elif self._images is not None:
             try:
-                if imports.modules:
-                    prepared = await asyncio.to_thread(self._images.prepare, imports.modules)
-                    path = (prepared.folder,)
+                # Without imports, too: the library tells which names are its own.
+                prepared = await asyncio.to_thread(self._images.prepare, imports.modules)
+                path = (prepared.folder,)
             except (AuditError, OSError) as error:
                 lean = replace(lean, libraries=(), fault=str(error))
         return await _JudgeProcess.start(
