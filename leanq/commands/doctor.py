@@ -81,8 +81,18 @@ class Finding:
 @click.option("--lean", metavar="PATH", help="The lean program to examine.")
 @environments
 @options.repl
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write everything to this file as well, to send to others; it holds paths and versions.",
+)
 def doctor(
-    url: str | None, as_json: bool, lean: str | None, environments: Sequence[str], repl: str | None
+    url: str | None,
+    as_json: bool,
+    lean: str | None,
+    environments: Sequence[str],
+    repl: str | None,
+    report: Path | None,
 ) -> int:
     """Show what is installed, what works, and how to mend it.
 
@@ -95,6 +105,10 @@ def doctor(
             click.echo(json.dumps(asdict(finding)))
         else:
             click.echo(f"{finding.mark()}  {finding.what:11}  {_wrapped(finding.text)}")
+    if report is not None:
+        machine = {"platform": platform.platform(), "cpus": os.cpu_count()}
+        whole = machine | {"findings": [asdict(finding) for finding in findings]}
+        report.write_text(json.dumps(whole, indent=2) + "\n")
     return 0 if all(finding.works for finding in findings) else 3
 
 
@@ -243,12 +257,12 @@ async def _sandbox() -> Finding:
 async def _judge(environment: Environment) -> Finding:
     judges = Judges(environment, slots=1)
     try:
-        why = await judges.self_test()
+        if why := await judges.self_test():
+            return Finding("judge", False, f"texts that Lean takes stay unjudged: {why}")
+        text = f"passes its self-test with honest and forged files: {await judges.describe()}"
+        return Finding("judge", True, text)
     finally:
         await judges.close()
-    if why:
-        return Finding("judge", False, f"texts that Lean takes stay unjudged: {why}")
-    return Finding("judge", True, "passes its self-test with honest and forged files")
 
 
 async def _fork_server(environment: Environment) -> Finding:

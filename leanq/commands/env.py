@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,8 +35,9 @@ _lean = click.option(
 def prepare(environments: Sequence[str], lean: str | None) -> None:
     """Fill this machine's cache with what a worker needs to know of environments.
 
-    Hashes their compiled files, looks for syntax that evaluates what a text wrote, and tests the
-    judge. A worker does the same at the first use. Run it where an image is built.
+    Hashes their compiled files, looks for syntax that evaluates what a text wrote, writes all
+    modules as the judge's kernel reads them, and tests the judge. A worker does the same at the
+    first use. Run it where an image is built.
 
     Exit code: 0 if all can be judged, 1 if one cannot.
     """
@@ -44,8 +45,11 @@ def prepare(environments: Sequence[str], lean: str | None) -> None:
     for name, path in named_environments(environments).items():
         environment = open_environment(name, path, lean=lean)
         evaluators(environment)
-        fault = asyncio.run(_fault_of_judge(environment))
-        click.echo(printable(f"{environment}: {fault or 'prepared'}"))
+        fault, made, unread = asyncio.run(_prepared(environment))
+        said = f"prepared, with {made}" if made else "prepared"
+        click.echo(printable(f"{environment}: {fault or said}"))
+        for module, why in unread.items():
+            click.echo(printable(f"  {module} cannot be imported by what is judged: {why}"))
         faults.append(fault)
     if any(faults):
         sys.exit(1)
@@ -74,11 +78,14 @@ def pack(project: Path, output: Path, lean: str | None) -> None:
     click.echo(printable(f"{environment}: {files} files in {output}, {size_mb:.0f} MB"))
 
 
-async def _fault_of_judge(environment: Environment) -> str:
-    """Returns why nothing can be judged here, or ""; a pass is remembered."""
+async def _prepared(environment: Environment) -> tuple[str, str, Mapping[str, str]]:
+    """Returns why nothing can be judged here, or ""; what was made; and which modules cannot be
+    read. A pass is remembered."""
     judges = Judges(environment, slots=1)
     try:
-        return await judges.unavailable()
+        if fault := await judges.unavailable():
+            return fault, "", {}
+        return "", *await judges.prepare()
     finally:
         await judges.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import shlex
 import struct
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
+from support.other_lean import other_lean
 from support.required import missing
 from support.servers import own_server
 from support.sites import STANDIN, repl_command
@@ -231,6 +233,22 @@ def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> No
     (line,) = [line for line in done.out.splitlines() if line.startswith("FAILED")]
     assert "no program 'no/such/repl'" in line
     assert "build the REPL" in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_another_lean_is_prepared_and_examined(terminal: Terminal, tmp_path: Path) -> None:
+    lean = str(other_lean(tmp_path / "toolchain"))
+    done = terminal.run("env", "prepare", "--lean", lean)
+    assert done.code == 0, done.out
+    assert done.out.endswith(": prepared, with images of 2 modules and 1248 constants\n")
+    report = tmp_path / "report.json"
+    done = terminal.run("doctor", "--json", "--lean", lean, "--report", str(report))
+    assert done.code == 0, done.out
+    judge = by_name(done.lines)["judge"]["text"]
+    assert "Lean 4.28.0 compiles, the kernel of Lean 4.35.0 judges" in judge
+    assert "images of 2 modules and 1248 constants, from files of Lean 4.35.0 (layout 2)" in judge
+    assert json.loads(report.read_text())["findings"] == done.lines
 
 
 # leanq env

@@ -19,6 +19,7 @@ from leanq.errors import AuditError, LeanQError
 from leanq.lean.audit.image import Name
 from leanq.lean.audit.judge_lean import JudgeLean, judge_lean
 from leanq.lean.audit.kernel_images import KernelImages
+from leanq.lean.audit.known_names import COMPARED
 from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, read_parts
 from leanq.lean.audit.self_test import HONEST, forged
@@ -118,8 +119,32 @@ class Judges:
         self._idle: list[_JudgeProcess] = []
         self._closed = False
         self._prints = prints
+        self._version = ""
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
+
+    async def describe(self) -> str:
+        """Returns which kernel judges, and from what; after a passed self-test."""
+        version = self._environment.toolchain.version
+        if self._images is None:
+            return f"the kernel of Lean {version}, which is the environment's"
+        found = await asyncio.to_thread(self._images.prepare, _library(self._environment).modules)
+        return (
+            f"Lean {version} compiles, the kernel of Lean {self._version} judges; images of "
+            f"{found.modules} modules and {found.constants} constants, from {found.layout}; "
+            f"{COMPARED} names that the kernel knows mean what it takes for granted"
+        )
+
+    async def prepare(self) -> tuple[str, Mapping[str, str]]:
+        """Makes the images of all modules ahead, if the kernel needs any.
+
+        Returns:
+            What was made, and why some modules cannot be transcribed.
+        """
+        if self._images is None:
+            return "", {}
+        found, faults = await asyncio.to_thread(self._images.prepare_all)
+        return f"images of {found.modules} modules and {found.constants} constants", faults
 
     def open(self) -> None:
         """Begins the self-test, unless a pass is remembered; files wait for it."""
@@ -222,6 +247,7 @@ class Judges:
         if len(self._idle) >= self._slots:
             await self._idle.pop(0).close()
         process = await self._start(imports, without_kernel)
+        self._version = process.version or self._version
         if not process.usable and self._prints:
             log.warning(
                 "statements are not printed here: the judge does not start with what that takes"
@@ -304,7 +330,7 @@ class Judges:
 
     async def _names_tested(self) -> str:
         """Returns which names may mean something else in the environment than to the kernel."""
-        library = _Imports.of(split_header(self._environment.header))
+        library = _library(self._environment)
         found = await self._asked(library, [], {"op": "names"}, _SELF_TEST_LIMITS)
         if found.unavailable or found.limit:
             return found.unavailable or found.limit
@@ -351,6 +377,11 @@ class _Imports(NamedTuple):
         return cls(tuple(dict.fromkeys(map(module_parts, imports))), header.is_module)
 
 
+def _library(environment: Environment) -> _Imports:
+    """Returns the imports of a text without a header."""
+    return _Imports.of(split_header(environment.header))
+
+
 class _JudgeProcess:
     """One process, which judges one file at a time.
 
@@ -358,6 +389,7 @@ class _JudgeProcess:
         serves: the modules that it has imported, and whether it had to do without a kernel.
         unavailable: why it has no kernel, "" if it has one.
         usable: whether it can be asked again.
+        version: its kernel's Lean.
     """
 
     def __init__(self, sandbox: Sandbox, process: Process, serves: tuple[_Imports, bool]) -> None:
@@ -365,7 +397,7 @@ class _JudgeProcess:
         self.serves = serves
         self.unavailable = ""
         self.usable = False
-        self._version = ""
+        self.version = ""
         self._sandbox, self._process = sandbox, process
         self._unread = b""
         self._held_bytes = 0  # its child has as much again, though nothing is copied
@@ -405,7 +437,7 @@ class _JudgeProcess:
                 "folders": [str(each) for each in environment.folders()],
                 "modules": imports.modules,
                 "is_module": imports.is_module,
-                "library": _Imports.of(split_header(environment.header)).modules,
+                "library": _library(environment).modules,
                 "prints": prints,
             }
             process.write(json.dumps(order).encode() + b"\n")
@@ -416,7 +448,7 @@ class _JudgeProcess:
                 said = json.loads(ready)
                 made.unavailable, made._held_bytes = said["ready"], said["held_bytes"]
                 made.usable = True
-                made._version = said["version"]
+                made.version = said["version"]
                 await process.renew(_IDLE_LIMITS)
         except BaseException:
             await sandbox.close()
@@ -460,7 +492,7 @@ class _JudgeProcess:
         found = _read(said["answer"], self.unavailable)
         names = found.theorems
         statements = (*said["statements"], *("" for _ in names))[: len(names)]
-        kernel = None if self.unavailable or found.limit else self._version
+        kernel = None if self.unavailable or found.limit else self.version
         used = {"cpu_s": said["cpu_s"], "peak_bytes": said["peak_bytes"]}
         return replace(found, statements=statements, kernel=kernel, **used)
 

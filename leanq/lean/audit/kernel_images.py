@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Image, Name
 from leanq.lean.audit.judge_lean import JudgeLean
-from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.layouts import Damaged, header
 from leanq.lean.audit.olean import display, find_module, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
@@ -63,11 +63,13 @@ class Prepared(NamedTuple):
         folder: where the judge's Lean finds them.
         modules: how many modules the header leads to.
         constants: how many constants they declare.
+        layout: of the library's files, in words.
     """
 
     folder: Path
     modules: int
     constants: int
+    layout: str
 
 
 class _Fact(NamedTuple):
@@ -120,8 +122,7 @@ class KernelImages:
                             f"the module {display(module)} declares {name}, which the kernel knows "
                             "by its name, and it is not this environment's library"
                         )
-            constants = sum(self._facts[module].constants for module in closure)
-            return Prepared(view, len(closure), constants)
+            return self._prepared(view, closure)
 
     def prepare_all(self) -> tuple[Prepared, dict[str, str]]:
         """Makes the images of all modules; returns them, and why some cannot be transcribed."""
@@ -129,8 +130,14 @@ class KernelImages:
             view = self._opened()
             self._homes = self._library_homes(view)
             faults = self._make(view, [*self._modules()])
-            constants = sum(fact.constants for fact in self._facts.values())
-            return Prepared(view, len(self._facts), constants), faults
+            return self._prepared(view, [*self._facts]), faults
+
+    def _prepared(self, view: Path, modules: Sequence[Name]) -> Prepared:
+        constants = sum(self._facts[module].constants for module in modules)
+        with self._path(_library(self._environment)[0]).open("rb") as file:
+            start = file.read(64)
+        layout = f"files of Lean {header(start).lean or '4.9 to 4.13'} (layout {start[5]})"
+        return Prepared(view, len(modules), constants, layout)
 
     def _modules(self) -> Iterator[Name]:
         """Yields the modules of the environment, by the folders' files."""

@@ -128,6 +128,13 @@ _MADE = {
 QUOT_DECL = 4 << 1 | 1
 """The `Declaration` of the quotients."""
 
+COMPARED = len(
+    {name for made in _MADE.values() for name in made.split()}
+    | {*_FUNCTIONS}
+    | {*re.findall(r"^Nat\.\w+", _EQUATIONS, re.MULTILINE)}
+)
+"""How many names :func:`unsettled` looks at."""
+
 _PROBE = "_leanq_probe"
 _TESTS = frozenset({"Nat.beq", "Nat.ble", "Nat.testBit"})
 _TOKEN = re.compile(r"[()]|[^\s()]+")
