@@ -70,7 +70,7 @@ COPY leanq ./leanq
 ARG LEANQ_VERSION=""
 RUN python -m venv /opt/leanq \
  && SETUPTOOLS_SCM_PRETEND_VERSION_FOR_LEANQ="${LEANQ_VERSION}" \
-    /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,server]'
+    /opt/leanq/bin/pip install --no-cache-dir '.[judge,k8s,campaigns,server]'
 
 # 6. What runs.
 FROM python:3.12.11-slim-bookworm

@@ -9,6 +9,7 @@ constants behind the file: see :mod:`leanq.lean.audit.audit`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -43,6 +44,9 @@ _MOST_NOTES_BYTES = 64 << 20
 # How many times a text's CPU budget may be spent on compiling it for its examples.
 _BUDGETS_FOR_EXAMPLES = 4.0
 _HEADERS_REMEMBERED = 256
+_MOST_LOGGED = 500
+
+log = logging.getLogger("leanq.worker")
 
 
 class Auditor:
@@ -368,6 +372,7 @@ def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
 def _disagreed(reply: Reply, why: str) -> Reply:
     """Returns the verdict on a text that the environment's Lean takes, and the judge's does not."""
     count("leanq_kernels_disagree_total")
+    log.warning("the kernels disagree on a text, an attack or a limit: %s", why[:_MOST_LOGGED])
     text = f"Lean accepts it, and the kernel of Lean {reply.kernel} does not: {why}"
     return _unjudged(reply, "kernels_disagree", text)
 

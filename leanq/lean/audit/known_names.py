@@ -156,9 +156,10 @@ class _Equation(NamedTuple):
 def unsettled(kernel: Kernel) -> dict[str, str]:
     """Returns the names that may mean something else in the kernel's environment, and why.
 
-    A name that the environment does not have means nothing there. The environment is changed.
+    A name that the environment does not have means nothing there.
     """
     found: dict[str, str] = {}
+    library = kernel.env
     for name in _MADE:
         if why := _differs(kernel, name):
             found[name] = why
@@ -171,6 +172,7 @@ def unsettled(kernel: Kernel) -> dict[str, str]:
             whys = [prover.fails(way) for way in ways]
             if all(whys):
                 found[function] = whys[0]
+    kernel.env = library
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,17 +13,23 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.other_lean import CORE, INIT, compile_module, open_other, other_lean
+from support.paths import ROOT
 from support.sites import new_site
 
 from leanq.errors import AuditError
 from leanq.lean.audit.judge_lean import judge_lean
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judges import Judgement, Judges
 from leanq.lean.audit.kernel_images import KernelImages
+from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.syntax import split_header
+from leanq.lean.toolchain import wheel_libraries
 from leanq.queue.requests import Reply, Request
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
+of_module = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,9 @@ async def driver(
             yield await site.driver()
 
 
+SKIP = "set_option debug.skipKernelTC true\n"
+
+
 async def check(driver: LeanDriver, code: str, **options: object) -> Reply:
     return await driver.run(Request(op="check", code=code, **options))  # type: ignore[arg-type]
 
@@ -62,6 +73,7 @@ async def fault(environment: Environment) -> str:
         await judges.close()
 
 
+@of_module
 async def test_a_proof_of_another_lean_is_accepted_by_the_wheels_kernel(driver: LeanDriver) -> None:
     code = "theorem t (a b : Nat) (h : a = b) : b = a := h.symm\n"
     code += "theorem s : \"ab\" = String.ofList ['a', 'b'] := rfl\n"
@@ -82,6 +94,7 @@ async def test_a_proof_of_another_lean_is_accepted_by_the_wheels_kernel(driver: 
         ("def eagerReduce (n : Nat) : Nat := n", "rejected", "reserved_name"),
     ],
 )
+@of_module
 async def test_what_needs_no_kernel_is_as_ever(
     driver: LeanDriver, code: str, verdict: str, reason: str | None
 ) -> None:
@@ -90,10 +103,11 @@ async def test_what_needs_no_kernel_is_as_ever(
 
 
 # Lean's own kernel is told to take anything, as one with a defect may.
-SKIPPED = "set_option debug.skipKernelTC true\ntheorem t : False := bad\n"
+SKIPPED = f"{SKIP}theorem t : False := bad\n"
 BAD = "unsafe def bad : False := bad\n"
 
 
+@of_module
 async def test_what_another_kernel_alone_takes_is_unjudged(driver: LeanDriver) -> None:
     reply = await check(driver, BAD + SKIPPED)
     assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
@@ -103,6 +117,7 @@ async def test_what_another_kernel_alone_takes_is_unjudged(driver: LeanDriver) -
     assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
 
 
+@of_module
 async def test_what_is_wrong_for_other_reasons_is_no_matter_of_kernels(driver: LeanDriver) -> None:
     reply = await check(driver, f"{BAD}axiom a : 1 = 2\n{SKIPPED}")
     assert said(reply)[:2] == ("rejected", "forbidden_axiom"), reply.messages
@@ -111,6 +126,7 @@ async def test_what_is_wrong_for_other_reasons_is_no_matter_of_kernels(driver: L
     assert said(reply)[:2] == ("rejected", "statement_differs"), reply.messages
 
 
+@of_module
 async def test_a_library_that_means_something_else_is_unjudged(tmp_path: Path) -> None:
     core = CORE.read_text()
     was, becomes = "fun _ ih => Nat.div ih 2", "fun _ ih => Nat.div ih 3"
@@ -120,6 +136,7 @@ async def test_a_library_that_means_something_else_is_unjudged(tmp_path: Path) -
     assert "may mean something else: Nat.shiftRight (" in why
 
 
+@of_module
 async def test_a_name_that_nothing_settles_makes_the_environment_unjudged(tmp_path: Path) -> None:
     init = INIT.replace("axiom Nat.gcd_succ", "axiom Nat.gcd_suck")
     program = other_lean(tmp_path / "toolchain", init=init)
@@ -127,6 +144,7 @@ async def test_a_name_that_nothing_settles_makes_the_environment_unjudged(tmp_pa
     assert "Nat.gcd (not proved of it: Nat.gcd (Nat.succ n) m = " in why
 
 
+@of_module
 async def test_no_module_beside_the_library_gives_names_a_meaning(
     lean: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +159,7 @@ async def test_no_module_beside_the_library_gives_names_a_meaning(
         images.prepare([("Own",)])
 
 
+@of_module
 async def test_a_changed_module_is_transcribed_alone(
     lean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +189,7 @@ async def test_a_changed_module_is_transcribed_alone(
     assert (first / "B.olean").read_bytes() != (second / "B.olean").read_bytes()
 
 
+@of_module
 async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
     lean: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +204,7 @@ async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
         await judges.close()
 
 
+@of_module
 async def test_a_damaged_module_of_the_library_is_named(lean: Path, tmp_path: Path) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -195,3 +216,75 @@ async def test_a_damaged_module_of_the_library_is_named(lean: Path, tmp_path: Pa
     images = KernelImages(environment, judge_lean(environment.toolchain))
     with pytest.raises(AuditError, match=r"M cannot be read.*version 9 of the format"):
         images.prepare([("M",)])
+
+
+@of_module
+async def test_a_library_without_the_kernels_name_for_texts_gets_one(
+    lean: Path, tmp_path: Path
+) -> None:
+    core = CORE.read_text().replace("String.ofList", "String.ofLines")
+    environment = open_other(other_lean(tmp_path / "toolchain", core=core), tmp_path / "cache")
+    judges = Judges(environment, slots=1, prints=False)
+
+    async def judged(code: str) -> Judgement:
+        # This kernel cannot read texts without the name, so another library serves to compile.
+        path = compile_module(lean, "T", code, tmp_path)
+        limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+        return await judges.judge(split_header(code), read_parts(path), ("", ""), limits)
+
+    try:
+        assert await judges.unavailable() == ""
+        found = await judged("theorem t : \"ab\" = String.mk ['a', 'b'] := rfl")
+        assert (found.proved, found.disagrees) == (True, ""), found
+        code = f"{SKIP}{BAD}theorem t : \"ab\" = String.mk ['a', 'c'] := bad.rec\n"
+        assert (await judged(code)).disagrees
+        code = "prelude\ninductive Same (a : Prop) : Prop\ninductive String.ofList : Type\n"
+        found = await judged(code)
+        assert (found.proved, found.rule) == (False, "reserved_name")
+    finally:
+        await judges.close()
+
+
+# Each equation with something added to one side, which no library can prove.
+_WRONG = """
+import glob, os, sys
+from leanq.lean.audit import known_names
+from leanq.lean.audit.kernel import Kernel
+view, *libraries = sys.argv[1:]
+kernel = Kernel(libraries)
+kernel.import_header([("Init",)], [view])
+assert known_names.unsettled(kernel) == {}
+names = known_names._blocks()
+prover = known_names._Prover(kernel)
+taken, count = [], 0
+for name, ways in names.items():
+    for equation in ways[0]:
+        right = equation.right
+        other = {"Bool.true": "Bool.false", "Bool.false": "Bool.true"}.get(right)
+        is_test = equation.left.split()[0] in known_names._TESTS
+        other = other or (f"not ({right})" if is_test else f"Nat.succ ({right})")
+        count += 1
+        if not prover.fails([equation._replace(right=other)]):
+            taken.append((name, equation.left, other))
+        if equation.hypothesis and not prover.fails([equation._replace(hypothesis="")]):
+            taken.append((name, equation.left, "without its hypothesis"))
+print(count, taken)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_no_wrong_equation_is_proved(other: Environment) -> None:
+    images = KernelImages(other, judge_lean(other.toolchain))
+    view = images.prepare([("Init",)]).folder
+    done = subprocess.run(
+        [sys.executable, "-c", _WRONG, str(view), *map(str, wheel_libraries())],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    count, _, taken = done.stdout.partition(" ")
+    assert (int(count) > 40, taken) == (True, "[]\n")
