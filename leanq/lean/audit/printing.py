@@ -24,14 +24,13 @@ from leanq.lean.audit.image import (
     FORALL,
     LAM,
     MDATA,
-    Damaged,
     Image,
     Name,
     Raw,
-    shape,
 )
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
+from leanq.lean.audit.layouts import Damaged, shape
 
 _CPU_S = 1.0
 _MAX_THEOREMS = 20
