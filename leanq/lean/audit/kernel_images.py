@@ -268,7 +268,8 @@ class KernelImages:
                     faults.setdefault(display(module), "no image was written")
                     continue
                 self._facts[module] = fact
-                _link(Path(job["image"]), view.joinpath(*map(str, module)).with_suffix(".olean"))
+                *above, last = map(str, module)
+                _link(Path(job["image"]), view.joinpath(*above, f"{last}.olean"))
             rows = [(module, *fact) for module, fact in self._facts.items()]
             _write(view / ".index.json", json.dumps(rows, separators=(",", ":")))
         return faults
