@@ -32,6 +32,7 @@ SHARED = {each.name for each in FLEET}
 # What is told once it has happened: in trouble, or with what not every fleet uses.
 SOMETIMES = {
     "leanq_fork_server_total",
+    "leanq_kernels_disagree_total",
     "leanq_lean_deaths_total",
     "leanq_redis_errors_total",
     "leanq_scaler_errors_total",
