@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +17,6 @@ from support.libraries import library as find_library
 from support.required import missing
 from support.sites import Site, new_site
 
-from leanq.lean.audit.kernel import VERSIONS
 from leanq.lean.environment import Environment
 
 HERE = Path(__file__).parent
@@ -43,10 +46,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 @pytest.fixture(scope="session")
 def real(library: Library, cache: Path) -> Environment:
     """The environment of a worker that was started with the library's Lean."""
-    environment = library.open(cache)
-    if not VERSIONS.match(environment.toolchain.version):
-        missing(f"a judge that knows Lean {environment.toolchain.version}")
-    return environment
+    return library.open(cache)
 
 
 @pytest.fixture
@@ -57,3 +57,28 @@ async def real_site(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with new_site(real, tmp_path) as made:
         yield made
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints one table of what serves: the doctor's lines on the toolchain, and the tests of each
+    file."""
+    rows: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            path = Path(report.nodeid.split("::")[0])
+            if path.parent.name == HERE.name:
+                rows.setdefault(path.stem.removeprefix("test_"), Counter())[outcome] += 1
+    if not rows:
+        return
+    terminalreporter.section("what serves on this toolchain")
+    for layout in layouts():
+        with contextlib.suppress(NoLibraryError):
+            lean = str(find_library(layout).lean)
+            command = [sys.executable, "-m", "leanq", "doctor", "--lean", lean]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
+            terminalreporter.write_line(f"{layout}\n{done.stdout}{done.stderr}")
+    for name, counts in sorted(rows.items()):
+        said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        terminalreporter.write_line(f"{name:16} {said}")

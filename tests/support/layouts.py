@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from leanq.lean.audit.image import Image as Reader
 from support.images import Image
 
 PART_BYTES = 1 << 16
@@ -117,3 +118,29 @@ def _recursor(image: Image, name: int, of: int, type_: int, nested: int) -> int:
     motives = (1 + nested) << 1 | 1
     value = image.object(0, head, block, 1, 1, motives, 1, 1, scalars=bytes(8))
     return image.object(7, value)
+
+
+def as_of_4_9(data: bytes) -> bytes:
+    """Returns a compiled file of one part as Lean 4.9 would have laid it out."""
+    image = Reader([data])
+    changed = bytearray(data)
+
+    def put(index: int, word: int) -> None:
+        struct.pack_into("<Q", changed, 8 * index, word)
+
+    def narrowed(index: int, fields: int) -> None:
+        word = image.words[index]
+        put(
+            index,
+            word & ~(0xFF << 48 | 0xFFFF << 32) | fields << 48 | (word >> 32 & 0xFFFF) - 8 << 32,
+        )
+
+    for raw in image.constants().values():
+        if raw.kind == "inductive":
+            nested, flags = image.words[raw.value + 6 : raw.value + 8]
+            narrowed(raw.value, 5)
+            put(raw.value + 6, flags & 0xFFFFFF | (nested > 1) << 24)
+    [root] = struct.unpack_from("<Q", data, 88)
+    narrowed((root - image.base) >> 3, 5)
+    # The base address lies 32 bytes later, since the header is so much shorter.
+    return Image.V1 + struct.pack("<Q", image.base + 32) + bytes(changed[88:])

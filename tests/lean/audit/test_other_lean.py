@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from support.layouts import as_of_4_9
 from support.other_lean import CORE, INIT, compile_module, open_other, other_lean
 from support.paths import ROOT
 from support.sites import new_site
 
 from leanq.errors import AuditError
+from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_lean import judge_lean
 from leanq.lean.audit.judges import Judgement, Judges
 from leanq.lean.audit.kernel_images import KernelImages
@@ -241,6 +243,35 @@ async def test_a_library_without_the_kernels_name_for_texts_gets_one(
         code = "prelude\ninductive Same (a : Prop) : Prop\ninductive String.ofList : Type\n"
         found = await judged(code)
         assert (found.proved, found.rule) == (False, "reserved_name")
+    finally:
+        await judges.close()
+
+
+@of_module
+async def test_types_in_the_layout_of_an_old_lean_are_judged(
+    lean: Path, other: Environment, tmp_path: Path
+) -> None:
+    code = "inductive Tree where | node (children : List Tree)\n"
+    code += "inductive Two where | a | b\ntheorem t : Two.a = Two.a := rfl\n"
+    path = compile_module(lean, "Old", code, tmp_path)
+    old = as_of_4_9(path.read_bytes())
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+    judges = Judges(other, slots=1, prints=False)
+    try:
+        found = await judges.judge(split_header(code), [old], ("", ""), limits)
+        assert (found.proved, found.disagrees) == (True, ""), found
+        # How many types are nested stands in the recursor alone.
+        image = Image([old])
+        motives = 8 * (image.constants()["Tree", "rec"].value + 5)
+        forged = bytearray(old)
+        forged[motives] += 2
+        found = await judges.judge(split_header(code), [bytes(forged)], ("", ""), limits)
+        assert not found.proved
+        assert "another" in found.disagrees
+        # A layout that no reader knows says nothing of the proof.
+        unknown = old[:5] + b"\x07" + old[6:]
+        found = await judges.judge(split_header(code), [unknown], ("", ""), limits)
+        assert (found.proved, found.rule) == (False, "unknown_layout")
     finally:
         await judges.close()
 
