@@ -49,7 +49,7 @@ log = logging.getLogger("leanq.worker")
 
 _PROCESSES = 2
 _PARTS = (".olean", ".olean.server", ".olean.private")
-_VIEWS_KEPT = 16
+_VIEWS_KEPT = 64
 _SAY_EVERY_S = 2.0
 _MAX_BYTES = 1 << 30
 # The code that decides on an image's content.
@@ -203,7 +203,11 @@ class KernelImages:
     def _opened(self) -> Path:
         """Returns the folder of links, and learns what is known of its modules."""
         if self._view is not None:
-            return self._view
+            # Folders that are in use are not the ones to delete.
+            with contextlib.suppress(OSError):
+                os.utime(self._view)
+                return self._view
+        self._facts, self._files, self._homes = {}, {}, {}
         root = self._environment.cache / "kernel-images"
         libraries = [File.at(path) for path in self._lean.libraries]
         hashes = content_hashes(libraries, root / "libraries.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -188,6 +189,14 @@ async def test_a_changed_module_is_transcribed_alone(
     second, made = prepared()
     assert made == 1
     assert (first / "A.olean").samefile(second / "A.olean")
+    environment = open_other(lean, tmp_path / "cache", folder)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    assert images.prepare([("A",)]).folder == second
+    kept = (second / "A.olean").stat().st_ino
+    shutil.rmtree(second)
+    assert images.prepare([("A",)]).folder == second
+    assert (second / "A.olean").stat().st_ino == kept
+    images.prepare([("B",)])
     assert (first / "B.olean").read_bytes() != (second / "B.olean").read_bytes()
 
 
