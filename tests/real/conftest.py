@@ -76,7 +76,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             lean = str(find_library(layout).lean)
             command = [sys.executable, "-m", "leanq", "doctor", "--lean", lean]
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                command,
+                env={name: value for name, value in os.environ.items() if name != VARIABLE},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
             )
             terminalreporter.write_line(f"{layout}\n{done.stdout}{done.stderr}")
     for name, counts in sorted(rows.items()):
