@@ -224,6 +224,27 @@ class Access:
             if not bodies_bytes[tenant]:
                 del bodies_bytes[tenant]
 
+    @contextlib.contextmanager
+    def unsent(self, key: Key) -> Iterator[Callable[[int, int], None]]:
+        """Counts results that wait until their reader takes them: until then a request is
+        outstanding.
+
+        Yields a function that notes so many more results, or fewer, and their bytes.
+        """
+        number = held_bytes = 0
+
+        def note(more: int, more_bytes: int) -> None:
+            nonlocal number, held_bytes
+            number += more
+            held_bytes += more_bytes
+            self._coming[key.tenant] += more
+            self._bodies_bytes[key.tenant] += more_bytes
+
+        try:
+            yield note
+        finally:
+            note(-number, -held_bytes)
+
     def sealed(self, key: Key, reply: Reply) -> Reply:
         """Returns the reply with states that only the key's tenant can use."""
         if reply.state is None and not reply.sorries:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -35,11 +36,12 @@ from leanq.queue.settings import MAX_REQUEST_BYTES
 log = logging.getLogger("leanq.gateway")
 
 _WINDOW = 512
-# The most results in one piece of the answer.
-_AT_ONCE = 100
+# The most results in one piece of the answer, unless a single one has more bytes.
+_AT_ONCE, _AT_ONCE_BYTES = 100, 1 << 20
 # JSON may write one character as six.
 _MAX_LINE_BYTES = 2 * MAX_REQUEST_BYTES
 _PAUSE_S = 0.1
+_RESULT_BYTES = 1000
 # Proxies close idle connections.
 _KEEP_ALIVE_S = 15.0
 
@@ -77,7 +79,10 @@ class BatchResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        run = _Run(self._lean, self._access, self._key)
+        with self._access.unsent(self._key) as note:
+            await self._answer(_Run(self._lean, self._access, self._key, note), receive, send)
+
+    async def _answer(self, run: _Run, receive: Receive, send: Send) -> None:
         reading = asyncio.create_task(run.read(receive))
         cutting = asyncio.create_task(run.cut_short(self._ending))
         try:
@@ -115,6 +120,21 @@ class BatchResponse(Response):
         return b"event: result\ndata: " + data + b"\n\n" if self._events else data + b"\n"
 
 
+def _bytes_of(result: dict[str, Any]) -> int:
+    """Returns about how much memory a result takes: its texts, and the objects around them."""
+    if "ended" not in result:
+        return _RESULT_BYTES
+    _, reply = result["ended"]
+    texts = (
+        *(message.text for message in reply.messages),
+        *(sorry.goal for sorry in reply.sorries),
+        *(theorem.statement for theorem in reply.theorems),
+        *reply.goals,
+    )
+    objects = len(texts) + 1
+    return objects * _RESULT_BYTES + sum(map(len, texts)) + len(reply.infotree or b"")
+
+
 def _chunk(body: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
@@ -125,9 +145,14 @@ class _Run:
     Attributes:
         tasks: one for each unfinished request that needs more than sending.
         gone: True once the client has gone.
+
+    Args:
+        note: told of results that wait to be sent, and of their bytes.
     """
 
-    def __init__(self, lean: GatewayClient, access: Access, key: Key) -> None:
+    def __init__(
+        self, lean: GatewayClient, access: Access, key: Key, note: Callable[[int, int], None]
+    ) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = False
         self._lean = lean
@@ -136,8 +161,10 @@ class _Run:
         self._group = Group(lean, key.tenant, self._ended)
         # The caller's ids of the requests that have not ended.
         self._labels: dict[int, Any] = {}
-        # Results that were not sent yet.
+        # Results that were not sent yet, and the bytes of those and of the ones being sent.
         self._results: deque[dict[str, Any]] = deque()
+        self._sizes: deque[int] = deque()
+        self._note = note
         self._changed = asyncio.Event()
         self._complete = False
         self._room = asyncio.Semaphore(min(_WINDOW, key.outstanding))
@@ -156,8 +183,14 @@ class _Run:
 
     def take(self) -> list[dict[str, Any]]:
         """Returns results that were not sent yet, up to a limit."""
-        results = self._results
-        return [results.popleft() for _ in range(min(len(results), _AT_ONCE))]
+        found: list[dict[str, Any]] = []
+        left_bytes = _AT_ONCE_BYTES
+        for size in islice(self._sizes, min(len(self._results), _AT_ONCE)):
+            found.append(self._results.popleft())
+            left_bytes -= size
+            if left_bytes < 0:
+                break
+        return found
 
     async def more(self) -> bool:
         """Waits for further results; returns False after the last one."""
@@ -172,6 +205,7 @@ class _Run:
         """Notes that so many results were sent."""
         for _ in range(number):
             self._room.release()
+            self._note(-1, -self._sizes.popleft())
 
     def leave(self) -> None:
         """Stops waiting for all requests."""
@@ -188,6 +222,8 @@ class _Run:
 
     def _put(self, result: dict[str, Any]) -> None:
         self._results.append(result)
+        self._sizes.append(_bytes_of(result))
+        self._note(1, self._sizes[-1])
         self._changed.set()
 
     async def _begin_all(self, receive: Receive) -> None:

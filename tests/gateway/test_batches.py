@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.gateways import Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
 from leanq.gateway.keys import KeyFile
+from leanq.queue.requests import Message, Reply
 from leanq.queue.settings import Settings
 
 TIMEOUT_S = 60.0
@@ -52,7 +54,12 @@ class Sender:
 @contextlib.asynccontextmanager
 async def sending(gateway: Gateway, key: str = "") -> AsyncIterator[Sender]:
     host, _, port = gateway.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    # So that the kernel holds little of what is not read.
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=connection)
     writer.write(
         b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         b"Authorization: %s\r\n"
@@ -200,3 +207,35 @@ async def test_a_batch_that_the_gateway_cuts_short_says_so(
     async with new_gateway(settings) as gateway:
         answer = await gateway.http.get("/v1/requests/kept?wait=60")
         assert answer.json()["verdict"] == "accepted"
+
+
+async def test_results_that_nobody_reads_count_as_outstanding(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    # More bytes than the buffers of a connection hold.
+    number, text = 400, 64_000 * "x"
+    long = Reply(verdict="rejected", messages=(Message("information", 1, 0, text),))
+    scripted.replies = {f"-- long {n}": long for n in range(number)}
+    keys = KeyFile(key_file(tmp_path, {"secret": "alice", "outstanding": number}))
+    headers = {"Authorization": "Bearer alice"}
+    snippets = [{"id": str(n), "code": "-- x"} for n in range(number - 100)]
+    async with new_gateway(settings, keys=keys) as gateway:
+
+        async def asked(status: int) -> bool:
+            body = {"snippets": snippets}
+            answer = await gateway.http.post("/api/check", json=body, headers=headers)
+            return answer.status_code == status
+
+        async with sending(gateway, key="alice") as sender:
+            await sender.send(b"".join(line(f"-- long {n}") for n in range(number)))
+            await eventually(lambda: len(scripted.seen) == number)
+            await eventually(lambda: gateway.lean.all_outstanding() == 0)
+            assert await asked(429)
+            for _ in range(number):
+                await sender.result()
+            await eventually(lambda: asked(200))
+        # Who goes away leaves nothing behind.
+        async with sending(gateway, key="alice") as sender:
+            await sender.send(b"".join(line(f"-- long {n}") for n in range(number)))
+            await eventually(lambda: len(scripted.seen) >= 2 * number)
+        await eventually(lambda: asked(200))

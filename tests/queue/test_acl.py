@@ -190,6 +190,10 @@ async def test_a_gateways_page_shows_and_changes_what_it_may(socket: Path, tmp_p
 @pytest.mark.slow
 async def test_a_gateway_whose_user_lacks_a_right_says_which_user(socket: Path) -> None:
     """It is no outage, and the server's address is not the caller's business."""
+    # Otherwise nobody has loaded this release's scripts.
+    worker = Queue(as_role(socket, "worker"))
+    await worker.status()
+    await worker.close()
     async with new_gateway(as_role(socket, "client")) as gateway:
         answer = await gateway.http.get("/v1/status")
     problem = answer.json()
