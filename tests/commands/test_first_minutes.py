@@ -63,8 +63,8 @@ def test_a_folder_that_is_not_there_is_wrong_usage(place: Terminal, command: str
     done = place.run(command, "--env", "mathlib=nowhere")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "leanq: --env mathlib: there is no folder nowhere; name that of a Lake project, or of "
-        ".olean files\n"
+        "leanq: --env mathlib: there is no nowhere; name the folder of a Lake project or of .olean "
+        "files, or a pack\n"
     )
 
 

@@ -25,7 +25,7 @@ def test_a_script_counts_no_positions(name: str) -> None:
 
 
 def test_a_script_is_sent_the_parts_that_it_needs_and_no_others() -> None:
-    assert "local record = {" not in script_text("notify")
+    assert "local counters = {" not in script_text("notify")
     assert "local function notify(" in script_text("notify")
     claim = script_text("claim")
     # Each once, behind what it needs.
