@@ -188,12 +188,12 @@ class WritingClusterClient(WritingClient):
     the name ``WHO@n``."""
 
     def __init__(self, clusters: Sequence[Settings], journal: Journal, path: Path) -> None:
-        self._journals = [Journal(path, f"{journal.who}@{n}") for n in range(len(clusters))]
+        self._notes_by_cluster = [Journal(path, f"{journal.who}@{n}") for n in range(len(clusters))]
         super().__init__(clusters, journal)
 
     def _new_route(self) -> Route:
         return _WritingClusterRouter(
-            self._journals,
+            self._notes_by_cluster,
             self._clusters,
             when_full=self._when_full,
             unavailable_timeout_s=self._unavailable_timeout_s,
