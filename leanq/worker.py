@@ -82,20 +82,17 @@ class Worker:
         self.slot_pool = SlotPool(
             slots, self._slot_pool_changed, pause_after_failure_s=timings.pause_after_failure_s
         )
-        info = {
+        info: dict[str, object] = {
             # In Kubernetes the pod's name, which tells the scaler which pod is idle.
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slots": slots,
             "started": time.time(),
             "environments": list(self.drivers),
-            # By which a scaler that starts workers as jobs knows this one. Slurm names its jobs.
-            **(
-                {"job": job}
-                if (job := os.environ.get(JOB_VARIABLE) or os.environ.get("SLURM_JOB_ID"))
-                else {}
-            ),
         }
+        # By which a scaler that starts workers as jobs knows this one. Slurm names its jobs.
+        if job := os.environ.get(JOB_VARIABLE) or os.environ.get("SLURM_JOB_ID"):
+            info["job"] = job
         shards = shards or Shard.each(settings)
         self._shard = shards[0]
         self.consumers = [

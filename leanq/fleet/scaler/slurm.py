@@ -24,7 +24,7 @@ from leanq.fleet.scaler.jobs import Job, JobTarget
 _CALL_S = 60.0
 # Of a task: what scancel takes, its own number once it runs, its state, when it was submitted.
 _FORMAT = "%i|%A|%T|%V"
-# Those that run or will; one that completes has been told to end, or ends by itself.
+# Those that run or will. A task that completes was told to end, or ends by itself.
 _STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,RESIZING,STOPPED"
 # Variables of a job, and not of the cluster as a whole.
 _OF_A_JOB = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)|SLURMD_|SBATCH_")
