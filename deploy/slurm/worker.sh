@@ -12,6 +12,8 @@ LEANQ_URL=$(<url) LEANQ_PASSWORD=$(<password)
 export LEANQ_URL LEANQ_PASSWORD
 # Compiled files and snapshots belong on the node's own disk.
 export LEANQ_CACHE=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/leanq-$(id -un)
+mkdir -p -m 700 "$LEANQ_CACHE"
+[ -O "$LEANQ_CACHE" ] || { echo "$LEANQ_CACHE belongs to another user" >&2; exit 3; }
 # Without exec the signal would reach this shell, and the worker would not drain. Where no scaler is
 # left, workers end after 15 minutes without a request.
 exec leanq worker --slots "$SLURM_CPUS_PER_TASK" --grace 20 \

@@ -14,13 +14,12 @@ import json
 import logging
 import os
 import random
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leanq.lean.files import File, compiled_modules
-from leanq.lean.hashes import hash_file, keep, read_kept
+from leanq.lean.hashes import hash_file, is_ours, keep, read_kept
 
 log = logging.getLogger("leanq.lean")
 
@@ -44,7 +43,7 @@ def baked(folder: Path, files: Sequence[File]) -> Mapping[File, str]:
         OSError: a file cannot be read.
     """
     text = read_kept(folder / NAME)
-    if text is None or not _is_ours(folder):
+    if text is None or not is_ours(os.stat(folder)):
         return {}
     try:
         noted = {(name, size, at_s): digest for name, size, at_s, digest in json.loads(text)}
@@ -66,11 +65,6 @@ def baked(folder: Path, files: Sequence[File]) -> Mapping[File, str]:
             )
             return {}
     return found
-
-
-def _is_ours(folder: Path) -> bool:
-    status = os.stat(folder)
-    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def main() -> None:

@@ -73,14 +73,19 @@ def content_hashes(
     return hashes
 
 
+def is_ours(status: os.stat_result) -> bool:
+    """Returns whether this user or the superuser owns what has this status, and no other user can
+    write to it."""
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+
+
 def read_kept(path: Path) -> bytes | None:
     """Returns the bytes that :func:`keep` has written; None if they are missing, damaged, or
     another user's."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            is_ours = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
-            if not is_ours or not stat.S_ISREG(status.st_mode):
+            if not is_ours(status) or not stat.S_ISREG(status.st_mode):
                 return None
             checksum, _, body = file.read().partition(b"\n")
     except OSError:

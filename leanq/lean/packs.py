@@ -35,6 +35,7 @@ import zstandard
 
 from leanq.errors import ToolchainError
 from leanq.lean.files import compiled_modules
+from leanq.lean.hashes import is_ours
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -113,14 +114,20 @@ def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
     it ends.
 
     Raises:
-        ToolchainError: the pack is damaged or of a later release, or the cache cannot hold it.
+        ToolchainError: the pack is damaged or of a later release, or the cache cannot hold it, or
+            other users can write to the cache's packs.
     """
     try:
         with pack.open("rb") as raw, _decompressed(raw) as plain:
             archive = tarfile.open(fileobj=plain, mode="r|")  # noqa: SIM115 - ends with the file
             manifest = _manifest(pack, archive)
             place = cache / "packs" / manifest.fingerprint[:32]
-            place.parent.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_ours(place.parent.lstat()):
+                raise ToolchainError(
+                    f"other users can write to {place.parent}, from which Lean would be started: "
+                    "let it be this user's alone, or name another cache folder with LEANQ_CACHE"
+                )
 
             def unpack() -> None:
                 _remove_unused(place.parent)

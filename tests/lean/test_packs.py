@@ -149,6 +149,19 @@ def test_a_worker_that_uses_it_keeps_nobody_out(pack: Path, tmp_path: Path) -> N
     opened(pack, tmp_path)
 
 
+def test_a_folder_that_others_may_write_to_is_refused(pack: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "packs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ToolchainError, match="other users can write to"):
+        opened(pack, tmp_path)
+    assert os.listdir(folder) == []
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ToolchainError, match="other users can write to"):
+        opened(pack, tmp_path)
+
+
 def test_another_lean_is_refused(pack: Path, tmp_path: Path) -> None:
     other, version = tmp_path / "other/bin/lean", shlex.quote(VERSION.replace("20", "21"))
     program(

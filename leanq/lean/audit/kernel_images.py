@@ -41,7 +41,7 @@ from leanq.lean.audit.olean import display, find_module, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
-from leanq.lean.hashes import content_hashes, hash_bytes
+from leanq.lean.hashes import content_hashes, hash_bytes, is_ours
 from leanq.lean.sandbox.sandbox import bare_python
 from leanq.lean.syntax import split_header
 
@@ -177,7 +177,7 @@ class KernelImages:
             fact = self._facts.get(module)
             if fact is None:
                 lacking.append(module)
-            # What a file says before it is transcribed only makes the work go in parallel.
+            # A file is read before it is transcribed only so that the work goes in parallel.
             imports = fact.imports if fact else self._read_imports(module)
             fresh = [each for each in imports if each not in seen]
             seen |= dict.fromkeys(fresh)
@@ -370,8 +370,7 @@ def _write(path: Path, text: str) -> None:
 
 def _check_owner(folder: Path) -> None:
     status = folder.lstat()
-    is_ours = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
-    if not is_ours or not stat.S_ISDIR(status.st_mode):
+    if not is_ours(status) or not stat.S_ISDIR(status.st_mode):
         raise AuditError(
             f"other users can write to {folder}, from which the judge's kernel imports: let it "
             "belong to the worker's user alone, or name another cache folder with LEANQ_CACHE"
