@@ -30,7 +30,7 @@ from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import Examples, may_have_examples
-from leanq.lean.notes import examples_in, may_name_sorry, names_sorry
+from leanq.lean.notes import examples_in, may_name_sorry, names_sorry, writes_sorry
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
 from leanq.queue.metrics import count
@@ -267,7 +267,10 @@ class Compilation:
             file = await asyncio.to_thread(read_parts, olean(slot))
             if self._notes:
                 notes = await asyncio.to_thread(read_bytes, slot.left / _NOTES, _MOST_NOTES_BYTES)
-                self._names_sorry = may_name_sorry(self._ended.code) and names_sorry(notes, file)
+                code = self._ended.code
+                self._names_sorry = may_name_sorry(code) and (
+                    writes_sorry(code) or names_sorry(notes, file)
+                )
                 reply = await self._read_examples(slot, reply, notes)
         except AuditError as error:
             return _unaudited(reply, error)

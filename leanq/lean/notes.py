@@ -1,7 +1,8 @@
 """Reads Lean's notes of a text, an ``.ilean`` file: the names that it elaborated, kept or not.
 
 Lean forgets an ``example``. It also drops a declaration, and says nothing, if the error is about a
-``sorryAx`` that the text itself calls the mark of an earlier error. A compiled file shows neither.
+``sorryAx`` that the text itself calls the mark of an earlier error. A compiled file shows neither,
+and where all meanings of an overloaded name fail, Lean's notes do not show it either.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 
 from leanq.errors import AuditError
 from leanq.lean.examples import NAME
+from leanq.lean.syntax import tokens
 
 _SORRY = "sorryAx"
 
@@ -24,6 +26,11 @@ def examples_in(ilean: bytes) -> tuple[str, ...]:
 def may_name_sorry(code: str) -> bool:
     """Returns whether `sorryAx` stands anywhere in a text."""
     return _SORRY in code
+
+
+def writes_sorry(code: str) -> bool:
+    """Returns whether `sorryAx` stands in a text outside comments and strings."""
+    return any(_SORRY in token.text for token in tokens(code))
 
 
 def names_sorry(ilean: bytes, file: Iterable[bytes]) -> bool:

@@ -96,6 +96,9 @@ STATED = {
     # Letters that turn the line round, or that cannot be seen, are not printed.
     "theorem t («a\u202eb» : Nat) : «a\u202eb» = «a\u202eb» := rfl": "",
     'theorem t : "a\u200bb" ≠ "ab" := by decide': "",
+    'theorem t : "a\ufe0f" ≠ "a" := by decide': "",
+    'theorem t : "\u3164" ≠ "" := by decide': "",
+    'theorem t : "\u2800" ≠ " " := by decide': "",
     # The rest is as Lean prints it.
     "theorem t (xs : Array Nat) (h : 2 < xs.size) : xs[1]'(by omega) = xs[1]'(by omega) := rfl": (
         "∀ (xs : Array Nat) (h : 2 < xs.size), xs[1] = xs[1]"

@@ -12,6 +12,7 @@ an ellipsis.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -49,6 +50,12 @@ _OPTIONS: dict[str, int | bool] = {
 _CLASSES: Name = ("Lean", "classExtension")
 # Statements with the text's own names are printed in full.
 _BY_NAMES = {"pp.fieldNotation": False}
+# Python calls these printable, and they have no shape: Unicode's Default_Ignorable_Code_Point, and
+# the braille pattern without dots.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def end_when_it_takes_too_long() -> None:
@@ -70,7 +77,7 @@ class Printer:
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
         # Only a program can make a name that Lean cannot write. Letters without a shape, and those
         # that turn the line round, let a name look like something else.
-        self._is_speakable = "»" not in (together := "".join(parts)) and together.isprintable()
+        self._is_speakable = "»" not in (together := "".join(parts)) and _can_be_seen(together)
 
     @cached_property
     def _annotator(self) -> Annotator:
@@ -106,7 +113,7 @@ class Printer:
             )
         except KernelLimitError:
             return ""
-        if not text.replace("\n", "").isprintable():
+        if not _can_be_seen(text.replace("\n", "")):
             return ""  # a string has such letters, too
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
@@ -139,3 +146,7 @@ def _applied(image: Image, address: int) -> Name | None:
             return None
         part = EXPRESSION_PARTS[kind][0 if kind == APP else -1]
         address = image.words[index + part]
+
+
+def _can_be_seen(text: str) -> bool:
+    return text.isprintable() and not _UNSEEN.search(text)
