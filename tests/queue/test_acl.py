@@ -51,6 +51,13 @@ def socket() -> Iterator[Path]:
         yield server.folder / "server.sock"
 
 
+@pytest.fixture
+def observed(socket: Path) -> None:
+    """Has the script of ``status`` loaded; without it a client's first error is that it lacks."""
+    done = CliRunner().invoke(cli, ["status", "--url", as_role(socket, "observer").url])
+    assert done.exit_code == 0, done.output
+
+
 async def test_each_role_can_do_its_part(socket: Path) -> None:
     client, worker = as_role(socket, "client"), as_role(socket, "worker")
     driver = Recorder()
@@ -188,12 +195,10 @@ async def test_a_gateways_page_shows_and_changes_what_it_may(socket: Path, tmp_p
 
 
 @pytest.mark.slow
-async def test_a_gateway_whose_user_lacks_a_right_says_which_user(socket: Path) -> None:
+async def test_a_gateway_whose_user_lacks_a_right_says_which_user(
+    socket: Path, observed: None
+) -> None:
     """It is no outage, and the server's address is not the caller's business."""
-    # Otherwise nobody has loaded this release's scripts.
-    worker = Queue(as_role(socket, "worker"))
-    await worker.status()
-    await worker.close()
     async with new_gateway(as_role(socket, "client")) as gateway:
         answer = await gateway.http.get("/v1/status")
     problem = answer.json()
@@ -600,7 +605,7 @@ async def test_operators_pause_an_environment_by_the_command(socket: Path) -> No
 
 
 @pytest.mark.parametrize("words", ["status", "tenant weight a 2", "dead list"])
-def test_what_a_role_may_not_is_said(socket: Path, words: str) -> None:
+def test_what_a_role_may_not_is_said(socket: Path, observed: None, words: str) -> None:
     done = CliRunner().invoke(cli, [*words.split(), "--url", as_role(socket, "client").url])
     assert done.exit_code != 0
     assert "does not let this user do that" in str(done.exception or done.output)
