@@ -47,7 +47,7 @@ STATED = {
     ),
     "class Plus (α : Type) extends Add α\ntheorem t [i : Plus Nat] (h : i = i) : "
     "@HAdd.hAdd Nat Nat Nat (@instHAdd Nat instAddNat) 2 2 = 4 := rfl": (
-        "∀ [i : Plus Nat], i = i → @HAdd.hAdd Nat Nat Nat (@instHAdd Nat instAddNat) 2 2 = 4"
+        "∀ [i : Plus Nat], i = i → 2 + 2 = 4"  # Lean tries the library's instance first
     ),
     "class Plus (α : Type) extends Add α\n"
     "theorem t {α : Type} [i : Plus α] (a : α) (h : a = a) : 2 + 2 = 4 := rfl": (

@@ -23,6 +23,13 @@ def Alias (n : Nat) : Type := Nat
 def size {n : Nat} (x : Alias n) : Nat := n
 def bound {n : Nat} (k : Nat) (h : Or (k = k) (n = n)) : Nat := n
 def same {α : Type} (a : α) : α := a
+@[reducible] def Other := Nat
+class Keeps where
+  order : LE Nat
+attribute [reducible, instance] Keeps.order
+class Leads (α : outParam Type) where
+  order : LE Nat
+attribute [reducible, instance] Leads.order
 """
 """What stands before the statements: types, and instances that are not found by default."""
 
@@ -77,6 +84,20 @@ def _terms(type_: str, bound: tuple[tuple[str, str], ...], depth: int) -> st.Sea
     return st.one_of(*leaves, *made)
 
 
+UNUSED = (
+    "(i : LE ({}))",
+    "[i : LE ({})]",
+    "(i : (α : Type) → LE α)",
+    "(i : LE (outParam ({})))",
+    "(i : have α : Type := {}; LE α)",
+    "(i : (α : Type) → have β : Type := α; LE β)",
+    "(i : LE Other)",
+    "(i : Keeps)",
+    "(i : Leads Nat)",
+)
+"""Variables that Lean may find as an instance, whatever its type is called."""
+
+
 def _propositions(
     bound: tuple[tuple[str, str], ...], depth: int, types: tuple[str, ...]
 ) -> st.SearchStrategy[str]:
@@ -104,7 +125,7 @@ def _propositions(
         )
 
     def unused(type_: str) -> st.SearchStrategy[str]:
-        kind = st.sampled_from(["(i : LE ({}))", "[i : LE ({})]", "(i : (α : Type) → LE α)"])
+        kind = st.sampled_from(UNUSED)
         return st.tuples(kind, below).map(lambda each: f"(∀ {each[0].format(type_)}, {each[1]})")
 
     def upside_down(parts: tuple[str, str]) -> str:

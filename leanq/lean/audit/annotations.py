@@ -16,7 +16,7 @@ A proof does not change what a statement means, so nothing inside of one counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from leanq.lean.audit.expressions import (
@@ -24,9 +24,9 @@ from leanq.lean.audit.expressions import (
     INSTANCE,
     Expressions,
     Key,
+    Local,
     Locals,
     Signature,
-    arguments,
     domain,
     head_of,
     without_mark,
@@ -35,6 +35,7 @@ from leanq.lean.audit.image import (
     APP,
     BVAR,
     CONST,
+    EXPRESSION_PARTS,
     FORALL,
     LAM,
     LET,
@@ -66,36 +67,58 @@ class Annotator(Expressions):
 
     Args:
         kernel: its environment has all that the statements refer to.
+        environment: the same as Lean's printer takes it; it knows the header's instances.
         own: the text's declarations, without its theorems.
-        is_instance: returns whether a constant is an instance of the header's.
-        classes: each of the text's own classes by its own name, and for each of its definitions the
-            constant that its value applies.
 
     Attributes:
         hides_levels: whether the last statement needs its universe levels to be printed.
+        hides_instances: whether it leaves out instances of the header's.
+        has_variables: whether Lean may find a variable instead of one of them.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        own: Collection[Name],
-        is_instance: Callable[[int], bool],
-        classes: Mapping[Name, Name],
-    ) -> None:
+    def __init__(self, kernel: Kernel, environment: int, own: Collection[Name]) -> None:
         super().__init__(kernel)
-        self._own, self._is_instance, self._classes = own, is_instance, classes
+        self._environment, self._own = environment, own
         self._notes: dict[tuple[str, ...], int] = {}
-        self.hides_levels = False
+        self._shown: Collection[int] = ()
+        self.hides_levels = self.hides_instances = self.has_variables = False
 
-    def annotated(self, statement: int) -> int:
+    def annotated(self, statement: int, shown: Collection[int] = ()) -> int:
         """Returns a closed expression with notes.
+
+        Args:
+            shown: applications in it whose instances are to be printed.
 
         Raises:
             KernelLimitError: it is too large.
         """
-        self._left = _MOST_VISITS
-        self.hides_levels = False
+        self._left, self._shown = _MOST_VISITS, shown
+        self.hides_levels = self.hides_instances = self.has_variables = False
         return self._visit(statement, (), (SORT,))
+
+    def unlike(self, statement: int, other: int) -> set[int]:
+        """Returns the applications in a statement that have other instances in another one."""
+        found: set[int] = set()
+        todo: list[tuple[int, int, Locals]] = [(statement, other, ())]
+        while todo:
+            one, other, around = todo.pop()
+            kind = self._kind(one)
+            if self._kernel.same(one, other) or kind != self._kind(other):
+                continue
+            if kind == APP:
+                (head, args), (other, others) = self._spine(one), self._spine(other)
+                signature = self._signature(head, around)
+                todo.append((head, other, around))
+                for number, pair in enumerate(zip(args, others, strict=False)):
+                    todo.append((*pair, around))
+                    if signature and self._kind_of(signature, number) == INSTANCE:
+                        found |= set() if self._kernel.same(*pair) else {one}
+                continue
+            for part in EXPRESSION_PARTS[kind]:
+                is_body = kind in (FORALL, LAM, LET) and part == EXPRESSION_PARTS[kind][-1]
+                inside = self._inside(one, around) if is_body else around
+                todo.append((self._word(one, part), self._word(other, part), inside))
+        return found
 
     def _visit(self, at: int, around: Locals, expected: Key) -> int:
         """Returns an expression with notes; ``expected``: its type, if its surroundings tell
@@ -141,7 +164,7 @@ class Annotator(Expressions):
         self.hides_levels |= signature.hides_levels
         type_ = None if expected is None else self._type(at, around)
         is_other = expected not in (None, type_) and not self._is_proof(at, around)
-        is_whole = not self._has_defaults(head, args, signature, around)
+        is_whole = at in self._shown or not self._has_defaults(head, args, signature, around)
         if not is_whole and self._is_number(head, args):
             is_natural = self._is_natural(args[0]) and expected in (None, _NATURAL)
             return self._noted(at, None if is_natural else _NUMBER)
@@ -338,10 +361,12 @@ class Annotator(Expressions):
             is_found = (
                 kind == CONST
                 and self._name(self._word(head, 1)) not in self._own
-                and self._is_instance(self._word(head, 1))
+                and self._kernel.is_instance(self._environment, self._word(head, 1))
             )
-        if not is_found or self._is_bound(required, around, first):
+        if not is_found:
             return False
+        self.hides_instances = True
+        self.has_variables |= any(map(self._may_be_instance, around[first:]))
         signature = self._signature(head, around)
         assert signature is not None
         told = signature.told_by_result
@@ -353,34 +378,28 @@ class Annotator(Expressions):
             for number, each in self._required(args, signature, around)
         )
 
-    def _is_bound(self, required: Key, around: Locals, first: int) -> bool:
-        """Returns whether Lean may find one of the variables from this one on for a class.
+    def _may_be_instance(self, local: Local) -> bool:
+        """Returns whether Lean may find a variable where it looks for an instance.
 
-        It takes each variable whose type is a class, whatever its brackets.
+        It takes each variable whose type is a class, or leads to one by definitions that it
+        unfolds, whatever its brackets.
         """
-        return any(
-            self._may_lead(without_mark(self._key(local.type_, level)), required)
-            for level, local in enumerate(around[first:], first)
-        )
-
-    def _may_lead(self, type_: Any, required: Key) -> bool:
-        """Returns whether a variable of this type may be found for a class: of itself, as a
-        function's result, or by what the text's own declarations make of a class."""
-        if type_ == required:
-            return True
-        result = type_
-        while result[0] == FORALL:
-            result = result[3]
-        head: Any = head_of(result)
-        if head[0] != CONST:
-            return False
-        name = head[1:]
-        is_plain = result == type_ and name not in self._own
-        while (meant := self._classes.get(name, name)) != name:
-            name = meant
-        if name in self._classes:
-            return arguments(required) <= arguments(result)
-        return not is_plain and head_of(required) == (CONST, *name)
+        type_ = local.type_
+        harmless: tuple[int, ...] = (SORT, BVAR)
+        while True:
+            while self._kind(type_) in (FORALL, LAM):
+                type_ = self._word(type_, 3)
+            head, _ = self._spine(type_)
+            if self._kind(head) in harmless:
+                return False
+            if self._kind(head) != CONST or self._name(self._word(head, 1)) in self._own:
+                return True
+            if not self._kernel.may_be_class(self._environment, self._word(head, 1)):
+                return False
+            type_ = self._kernel.info(self._word(head, 1)).value
+            if not type_:
+                return True
+            harmless = (SORT,)  # the definition's variables stand for something
 
     def _is_of(self, at: int, around: Locals, type_: Key) -> bool:
         """Returns whether an expression is of a type, without unfolding definitions."""

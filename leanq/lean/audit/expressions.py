@@ -372,15 +372,6 @@ def head_of(key: Any) -> Key:
     return key
 
 
-def arguments(key: Any) -> frozenset[Key]:
-    """Returns the keys of an application's arguments."""
-    found = set[Key]()
-    while key[0] == APP:
-        found.add(key[3])
-        key = key[2]
-    return frozenset(found)
-
-
 def domain(type_: Any) -> Key:
     """Returns a function type's argument type; None for another type."""
     return type_[2] if type_ is not None and type_[0] == FORALL else None

@@ -90,7 +90,7 @@ class _Bench:
             except KernelUnavailableError:
                 self._prints = False
                 kernel.import_header(self.modules, order["path"], notation=False)
-            self.kernel, self._header_env = kernel, kernel.env
+            self.kernel = kernel
         except KernelUnavailableError as error:
             self.unavailable = str(error)
 
@@ -195,7 +195,7 @@ class _Bench:
         if judged != {*order["names"]}:
             raise _told_apart("Lean has read one that leanq has not")
         if self.kernel is not None:
-            self.kernel.env = self._header_env
+            self.kernel.start_anew()
         said = self._judge(plain, order)
         for key in ("axioms", "behind_safe", "behind_any"):
             more = set[Name]().union(*(getattr(each, key) for each in found))
@@ -222,7 +222,7 @@ class _Bench:
         made = [name for name in constants if name[: len(here[0])] == here[0]]
         references: dict[Name, set[Name]] = {}
         if self.kernel is not None:
-            self.kernel.env = self._header_env
+            self.kernel.start_anew()
             renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
             judge = Judge(self.kernel, image, constants, renamed)
             judge.run(made)

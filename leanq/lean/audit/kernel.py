@@ -81,12 +81,29 @@ _PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
     "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
     "_is_instance": ("l_Lean_Meta_isInstanceCore", (_POINTER, _POINTER)),
+    "_is_class": ("l_Lean_isClass", (_POINTER, _POINTER)),
+    "_reducibility": ("l_Lean_getReducibilityStatusCore", (_POINTER, _POINTER)),
+    "_declare": (
+        "l_Lean_Environment_addDeclCore",
+        (_POINTER, c_size_t, c_size_t, _POINTER, _POINTER, c_uint8),
+    ),
+    "_input": ("l_Lean_Parser_mkInputContext___redArg", (*[_POINTER] * 2, c_uint8, _POINTER)),
+    "_commands": ("l_Lean_Elab_Command_mkState", (_POINTER,) * 3),
+    "_process": ("l_Lean_Elab_IO_processCommands", (_POINTER,) * 4),
+    "_start_threads": ("lean_init_task_manager_using", (c_uint32,)),
+    "_has_errors": ("l_Lean_MessageLog_hasErrors", (_POINTER,)),
+    "_same_expression": ("lean_expr_eqv", (_POINTER, _POINTER)),
     "_run_initialisers": ("lean_enable_initializer_execution", ()),
 }
 # Their results, if they return no object.
 _RESULTS = {
     "_same": c_uint8,
     "_is_instance": c_uint8,
+    "_is_class": c_uint8,
+    "_reducibility": c_uint8,
+    "_has_errors": c_uint8,
+    "_same_expression": c_uint8,
+    "_start_threads": None,
     "_initialize": None,
     "_exit_on_panic": None,
     "_mark_persistent": None,
@@ -117,6 +134,9 @@ _EXCEPTIONS = (
 # `Lean.OLeanLevel`: how much of the imports is loaded.
 _WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
 
+# The constructors of `Lean.ConstantInfo` and `Lean.ReducibilityStatus`.
+_DEFINITION, _IS_NOT_UNFOLDED = 1, 1
+
 _OWN = 1  # the reference count of an object that only its maker knows
 _WORD = 8
 _CLOSED_BOX = 1
@@ -138,11 +158,13 @@ class KernelLimitError(Exception):
 
 
 class Info(NamedTuple):
-    """A constant: its constructor of `ConstantInfo`, its universe parameters, and its type."""
+    """A constant: its constructor of `ConstantInfo`, its universe parameters, its type, and a
+    definition's value, or 0."""
 
     kind: int
     levels: int
     type_: int
+    value: int
 
 
 class Objects:
@@ -309,6 +331,15 @@ class Kernel(Objects):
     _print: Any
     _pretty: Any
     _is_instance: Any
+    _is_class: Any
+    _reducibility: Any
+    _declare: Any
+    _input: Any
+    _commands: Any
+    _process: Any
+    _start_threads: Any
+    _has_errors: Any
+    _same_expression: Any
     _initialize: Any
     _exit_on_panic: Any
     _mark_persistent: Any
@@ -343,13 +374,16 @@ class Kernel(Objects):
             raise KernelUnavailableError(
                 f"the judge knows the library of Lean {known}x, and this is Lean {self.version}"
             )
-        self.env = 0
+        self.env = self._header = self._imports = 0
+        self._added: list[int] = []
+        self._has_threads = False
         self._read_names = {}
         self.prints = True
         try:
             self._bind(_PRINTING)
             self._no_locals = self._value("l_Lean_LocalContext_empty")
             self._no_metas = self._value("l_Lean_instInhabitedMetavarContext")
+            self._no_messages = self._value("l_Lean_MessageLog_empty")
         except AttributeError:
             self.prints = False
 
@@ -392,9 +426,14 @@ class Kernel(Objects):
         self._search_path(self.text("/nonexistent"), self.list(map(self.text, path)))
         if notation:
             self._run_initialisers()
-        imported = self._imported(modules, _EVERYTHING, extensions=notation)
-        self.env = self._kernel_env(imported)
+        self._imports = self._imported(modules, _EVERYTHING, extensions=notation)
+        self._mark_persistent(self._imports)
+        self.env = self._header = self._kernel_env(self._imports)
         self._mark_persistent(self.env)
+
+    def start_anew(self) -> None:
+        """Forgets all that was added behind the header."""
+        self.env, self._added = self._header, []
 
     def visible(self, modules: Iterable[tuple[str, ...]]) -> int:
         """Returns an environment of the modules as a module that imports them sees them.
@@ -451,6 +490,7 @@ class Kernel(Objects):
         value = _word(result + _WORD)
         if self._tag(result) == 1:
             self.env = value
+            self._added.append(declaration)
             return
         tag = self._tag(value)
         if tag >= _FIRST_LIMIT:
@@ -527,11 +567,21 @@ class Kernel(Objects):
             _retain(each)
         return bool(self._is_instance(environment, name))
 
+    def may_be_class(self, environment: int, name: int) -> bool:
+        """Returns whether a constant is a class in the environment, or one that Lean unfolds as it
+        looks for one."""
+        for each in (environment, environment, name, name):
+            _retain(each)
+        if self._is_class(environment, name):
+            return True
+        return bool(self._reducibility(environment, name) != _IS_NOT_UNFOLDED)
+
     def info(self, name: int) -> Info:
         """Returns the environment's account of one of its constants."""
         info = self.find(name)
-        head = self._head(info)
-        return Info(self._tag(info), _word(head + 2 * _WORD), _word(head + 3 * _WORD))
+        head, kind = self._head(info), self._tag(info)
+        value = _word(_word(info + _WORD) + 2 * _WORD) if kind == _DEFINITION else 0
+        return Info(kind, _word(head + 2 * _WORD), _word(head + 3 * _WORD), value)
 
     def type_in(self, info: int) -> int:
         """Returns the type of a `ConstantInfo`."""
@@ -554,6 +604,39 @@ class Kernel(Objects):
         if self._tag(result) != 0:
             raise KernelLimitError("Lean cannot print it")
         return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))
+
+    def elaborate(self, commands: str) -> int | None:
+        """Returns the kernel's environment behind commands, which see the header and all that was
+        added; None if Lean's elaborator takes one of them for an error."""
+        if not self._has_threads:
+            self._start_threads(1)
+            self._has_threads = True
+        environment, unchecked = self._imports, 0
+        for each in self._added:
+            # Lean frees what no thread but its own may count.
+            self._mark_persistent(each)
+            result = self._declare(environment, 0, 0, each, _CLOSED_BOX, unchecked)
+            if self._tag(result) != 1:
+                return None
+            environment = _word(result + _WORD)
+        size = self.nat(len(commands.encode()))
+        source = self._input(self.text(commands), self.text(""), 0, size)
+        state = self._commands(environment, self._no_messages, self._no_options)
+        start = self.construct(0, self.nat(0), scalars=bytes([0]))
+        result = self._process(source, start, state, 1)
+        if self._tag(result) != 0:
+            return None
+        made, messages = self.cell(_word(_word(result + _WORD) + _WORD))[1:3]
+        return None if self._has_errors(messages) else int(self._kernel_env(made))
+
+    def type_of(self, environment: int, name: int) -> int | None:
+        """Returns the type of an environment's constant; None if there is none."""
+        option = self._found(environment, name)
+        return None if option & 1 else self.type_in(_word(option + _WORD))
+
+    def same(self, one: int, other: int) -> bool:
+        """Returns whether two expressions are equal; names of bound variables do not matter."""
+        return bool(self._same_expression(one, other))
 
     def _words_of(self, exception: int, tag: int) -> str:
         if _EXCEPTIONS[tag] == "other":

@@ -2,7 +2,9 @@
 
 Lean's own printer does it, in the environment that the judge has made. It knows the header's
 notation, and none of the candidate's notation, unexpanders and options.
-:mod:`leanq.lean.audit.annotations` makes it show hidden parts that cannot be told.
+:mod:`leanq.lean.audit.annotations` makes it show hidden parts that cannot be told. Where a variable
+or the text's own instances could take the place of an instance that is left out, Lean's elaborator
+reads the printed statement again. Unless it reads the same expression, all arguments are printed.
 
 It comes after the verdict, and nothing rests on it. A statement is "" if it has more than
 `_MAX_NODES` expressions, if Lean fails at it, or behind the first `_MAX_THEOREMS`. Long ones end in
@@ -11,32 +13,23 @@ an ellipsis.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from leanq.lean.audit.annotations import WHOLE, Annotator
-from leanq.lean.audit.image import (
-    APP,
-    CONST,
-    EXPRESSION_PARTS,
-    FORALL,
-    LAM,
-    MDATA,
-    Image,
-    Name,
-    Raw,
-)
+from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
-from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.layouts import shape
 
 _CPU_S = 1.0
+_WALL_S = 30
 _MAX_THEOREMS = 20
 _MAX_NODES = 5000
 _MAX_CHARS = 2000
+_MAX_READINGS = 3
 _WIDTH = 100
 _OPTIONS: dict[str, int | bool] = {
     "maxHeartbeats": 1000,
@@ -46,8 +39,16 @@ _OPTIONS: dict[str, int | bool] = {
     "pp.coercions.types": True,
     "pp.structureInstances": False,
 }
-# The extension in which Lean keeps a file's classes.
+# The extensions that say what is a class, what is unfolded by which attribute, and what is an
+# instance of which priority.
 _CLASSES: Name = ("Lean", "classExtension")
+_REDUCIBILITY: Name = ("reducibilityCore",)
+_UNFOLDED = {0: "reducible", 4: "instance_reducible"}
+_INSTANCES: Name = ("Lean", "Meta", "instanceExtension")
+_READ: Name = ("_leanq", "read")
+# Lean's sign for a proof that it leaves out, and the option to print it.
+_OMITTED = "⋯"
+_PROOFS = {"pp.proofs": True}
 # Statements with the text's own names are printed in full.
 _BY_NAMES = {"pp.fieldNotation": False}
 # Python calls these printable, and they have no shape: Unicode's Default_Ignorable_Code_Point, and
@@ -59,7 +60,11 @@ _UNSEEN = re.compile(
 
 
 def end_when_it_takes_too_long() -> None:
-    """This process has a second of CPU time left for printing, and ends then."""
+    """This process has a second of CPU time left for printing, and ends then.
+
+    A thread that waits for ever uses none, so half a minute is the most in any case.
+    """
+    signal.alarm(_WALL_S)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, _CPU_S)
 
@@ -81,12 +86,7 @@ class Printer:
 
     @cached_property
     def _annotator(self) -> Annotator:
-        return Annotator(
-            self._kernel,
-            self._own,
-            lambda name: self._kernel.is_instance(self._environment, name),
-            _classes(self._image, self._constants),
-        )
+        return Annotator(self._kernel, self._environment, self._own)
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
         """Yields the statement of each theorem, in their order, as long as there is room."""
@@ -95,57 +95,92 @@ class Printer:
             yield self._statement(raw) if raw is not None and self._is_speakable else ""
 
     def _statement(self, raw: Raw) -> str:
-        type_, reached, nodes = self._judge.type_of(raw)
+        stated, reached, nodes = self._judge.type_of(raw)
         if nodes > _MAX_NODES:
             return ""
         options = {**_OPTIONS}
         if not self._own.isdisjoint(reached):
             options |= _BY_NAMES
-        try:
-            type_ = self._annotator.annotated(type_)
-        except KernelLimitError:
-            options |= {**_BY_NAMES, **WHOLE}
-        if self._annotator.hides_levels:
-            options["pp.universes"] = True
-        try:
-            text = self._kernel.printed(
-                self._environment, type_, self._kernel.options(options), _WIDTH
-            )
-        except KernelLimitError:
-            return ""
+        text = self._readable(raw, stated, options) or self._whole(stated)
         if not _can_be_seen(text.replace("\n", "")):
             return ""  # a string has such letters, too
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
+    def _readable(self, raw: Raw, stated: int, options: dict[str, int | bool]) -> str:
+        """Returns a statement by notation; "" if that does not tell it."""
+        annotator, shown = self._annotator, set[int]()
+        for _ in range(_MAX_READINGS):
+            try:
+                annotated = annotator.annotated(stated, shown)
+            except KernelLimitError:
+                return ""
+            if annotator.hides_levels:
+                options["pp.universes"] = True
+            text = self._printed(annotated, options)
+            is_doubtful = annotator.has_variables or self._attributes
+            if not annotator.hides_instances or not is_doubtful:
+                return text
+            read = self._read(
+                self._printed(annotated, options | _PROOFS) if _OMITTED in text else text, raw
+            )
+            if read is None or self._kernel.same(read, stated):
+                return "" if read is None else text
+            shown |= annotator.unlike(stated, read)
+        return ""
 
-def _classes(image: Image, constants: Mapping[Name, Raw]) -> dict[Name, Name]:
-    """Returns for each class of a file its own name, and for each definition the constant that its
-    value applies."""
-    found = {}
-    for name, raw in constants.items():
-        if raw.kind == "definition" and raw.safe and raw.body is not None:
-            applied = _applied(image, raw.body)
-            if applied is not None:
-                found[name] = applied
-    entries = image.entries().get(_CLASSES)
-    for address in image.array(entries) if entries is not None else ():
-        with contextlib.suppress(Damaged, IndexError):
-            name = image.name(image.words[image.object(address, shape(0, 3)) + 1])
-            found[name] = name
-    return found
+    def _whole(self, stated: int) -> str:
+        options = {**_OPTIONS, **_BY_NAMES, **WHOLE}
+        return self._printed(stated, options | {"pp.universes": self._annotator.hides_levels})
+
+    def _printed(self, expression: int, options: Mapping[str, int | bool]) -> str:
+        try:
+            return self._kernel.printed(
+                self._environment, expression, self._kernel.options(options), _WIDTH
+            )
+        except KernelLimitError:
+            return ""
+
+    def _read(self, text: str, raw: Raw) -> int | None:
+        """Returns what Lean reads in a printed statement; None if it reads none.
+
+        It knows the header's instances and the text's, and the header's notation alone.
+        """
+        levels = ", ".join(map(_quoted, self._image.levels(raw)))
+        axiom = f"axiom {_quoted(_READ)}{f'.{{{levels}}}' if levels else ''} : {text}\n"
+        made = self._kernel.elaborate(self._attributes + axiom)
+        return None if made is None else self._kernel.type_of(made, self._kernel.name(_READ))
+
+    @cached_property
+    def _attributes(self) -> str:
+        """The commands that give the text's constants their part in the search for instances."""
+        image, found = self._image, dict[str, list[Name]]()
+        for entry in self._entries(_CLASSES, 3):
+            found.setdefault("class", []).append(image.name(entry[0]))
+        for entry in self._entries(_REDUCIBILITY, 2):
+            name, attribute = image.name(entry[0]), _UNFOLDED.get(entry[1] >> 1)
+            if attribute:
+                found.setdefault(attribute, []).append(name)
+        for entry in self._entries(_INSTANCES, 1):
+            instance = image.words[image.index(entry[0]) + 1 :][:3]
+            made = image.words[image.index(instance[1]) + 1]
+            attribute = f"instance {image.small(instance[2])}"
+            found.setdefault(attribute, []).append(image.name(made))
+        return "".join(
+            f"attribute [{attribute}] {' '.join(map(_quoted, names))}\n"
+            for attribute, names in found.items()
+        )
+
+    def _entries(self, extension: Name, fields: int) -> Iterator[Sequence[int]]:
+        image = self._image
+        entries = image.entries().get(extension)
+        for address in image.array(entries) if entries is not None else ():
+            index = image.object(address, shape(0, fields))
+            yield image.words[index + 1 : index + 1 + fields]
 
 
-def _applied(image: Image, address: int) -> Name | None:
-    """Returns the constant that an expression applies, behind its binders."""
-    while True:
-        index = image.index(address)
-        kind = image.words[index] >> 48
-        if kind == CONST:
-            return image.name(image.words[index + 1])
-        if kind not in (APP, LAM, FORALL, MDATA):
-            return None
-        part = EXPRESSION_PARTS[kind][0 if kind == APP else -1]
-        address = image.words[index + part]
+def _quoted(name: Name) -> str:
+    """Returns a name so that no part is one of Lean's words; one that no text can have is none."""
+    return ".".join(f"«{part}»" for part in name)
 
 
 def _can_be_seen(text: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.images import Lean
-from support.statements import PROPOSITIONS, check_what_is_printed
+from support.statements import OWN, PROPOSITIONS, UNUSED, check_what_is_printed
 
 from leanq.lean.audit.judges import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
@@ -18,6 +18,8 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
 PRELUDE = "prelude\nimport Core\n"
+# What Lean reads as the library's order, whatever instances a text has.
+LIBRARYS = "@LE.le Nat instLENat n n"
 LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
 
 
@@ -82,6 +84,49 @@ theorem t ({binder} : Nat) : {binder} ≤ 3 := True.intro
 theorem t : "five" = "five" → @OfNat.ofNat Nat (nat_lit 5) five = 3 := fun _ => rfl
 """
     assert "@OfNat.ofNat Nat (nat_lit 5) five" in (await stated(judges, lean, code))["t"]
+
+
+@pytest.mark.parametrize("variable", UNUSED)
+async def test_an_instance_beside_a_variable_is_shown(
+    judges: Judges, lean: Lean, variable: str
+) -> None:
+    """Lean finds the variable where the text names the library's instance."""
+    code = f"""{PRELUDE}{OWN}
+theorem t (h : False) : ∀ {variable.format("Nat")}, @LE.le Nat instLENat 2 3 := h.elim
+theorem u (h : False) : ∀ {variable.format("W")} (p : Prop), p ∧ p → p := h.elim
+"""
+    found = await stated(judges, lean, code)
+    assert "@LE.le Nat instLENat " in found["t"]
+    assert found["u"].endswith("p ∧ p → p")
+
+
+async def test_variables_that_change_no_instance_leave_the_notation(
+    judges: Judges, lean: Lean
+) -> None:
+    code = f"""{PRELUDE}
+def twice {{α : Type}} [Add α] (a : α) : α := a + a
+class Has (α : Type) where
+  one : α
+theorem t {{α : Type}} [LE α] [Add α] [Has α] (a b : α) : a ≤ twice b + Has.one →
+  a ≤ twice b + Has.one := fun h => h
+theorem u (w : Add Nat) (n : Nat) : n ≤ n := Nat.le_refl n
+"""
+    found = await stated(judges, lean, code)
+    sum_ = "a ≤ twice b + (Has.one : α)"
+    assert found["t"].endswith(f"{sum_} → {sum_}")
+    assert found["u"] == "∀ (w : Add Nat) (n : Nat), n ≤ n"
+
+
+async def test_a_text_whose_instances_come_first_is_read_with_them(
+    judges: Judges, lean: Lean
+) -> None:
+    code = f"""{PRELUDE}
+instance (priority := 50) last : LE Nat := ⟨fun _ _ => True⟩
+theorem before (n : Nat) : n ≤ n := Nat.le_refl n
+"""
+    assert (await stated(judges, lean, code))["before"] == "∀ (n : Nat), n ≤ n"
+    shown = await stated(judges, lean, code.replace("50", "2000").replace("n ≤ n", LIBRARYS))
+    assert "@LE.le Nat instLENat n n" in shown["before"]
 
 
 @pytest.mark.slow
