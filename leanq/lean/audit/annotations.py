@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.expressions import (
     EXPLICIT,
     INSTANCE,
@@ -67,7 +68,7 @@ class Annotator(Expressions):
 
     Args:
         kernel: its environment has all that the statements refer to.
-        environment: the same as Lean's printer takes it; it knows the header's instances.
+        elaborator: it knows the header's instances, and has taken over that environment.
         own: the text's declarations, without its theorems.
 
     Attributes:
@@ -76,9 +77,9 @@ class Annotator(Expressions):
         has_variables: whether Lean may find a variable instead of one of them.
     """
 
-    def __init__(self, kernel: Kernel, environment: int, own: Collection[Name]) -> None:
+    def __init__(self, kernel: Kernel, elaborator: Elaborator, own: Collection[Name]) -> None:
         super().__init__(kernel)
-        self._environment, self._own = environment, own
+        self._elaborator, self._own = elaborator, own
         self._notes: dict[tuple[str, ...], int] = {}
         self._shown: Collection[int] = ()
         self.hides_levels = self.hides_instances = self.has_variables = False
@@ -103,7 +104,7 @@ class Annotator(Expressions):
         while todo:
             one, other, around = todo.pop()
             kind = self._kind(one)
-            if self._kernel.same(one, other) or kind != self._kind(other):
+            if self._elaborator.same(one, other) or kind != self._kind(other):
                 continue
             if kind == APP:
                 (head, args), (other, others) = self._spine(one), self._spine(other)
@@ -112,7 +113,7 @@ class Annotator(Expressions):
                 for number, pair in enumerate(zip(args, others, strict=False)):
                     todo.append((*pair, around))
                     if signature and self._kind_of(signature, number) == INSTANCE:
-                        found |= set() if self._kernel.same(*pair) else {one}
+                        found |= set() if self._elaborator.same(*pair) else {one}
                 continue
             for part in EXPRESSION_PARTS[kind]:
                 is_body = kind in (FORALL, LAM, LET) and part == EXPRESSION_PARTS[kind][-1]
@@ -361,7 +362,7 @@ class Annotator(Expressions):
             is_found = (
                 kind == CONST
                 and self._name(self._word(head, 1)) not in self._own
-                and self._kernel.is_instance(self._environment, self._word(head, 1))
+                and self._elaborator.is_instance(self._word(head, 1))
             )
         if not is_found:
             return False
@@ -394,7 +395,7 @@ class Annotator(Expressions):
                 return False
             if self._kind(head) != CONST or self._name(self._word(head, 1)) in self._own:
                 return True
-            if not self._kernel.may_be_class(self._environment, self._word(head, 1)):
+            if not self._elaborator.may_be_class(self._word(head, 1)):
                 return False
             type_ = self._kernel.info(self._word(head, 1)).value
             if not type_:
@@ -454,7 +455,7 @@ class Annotator(Expressions):
             return at
         key = tuple(options)
         if key not in self._notes:
-            self._notes[key] = self._kernel.note(options)
+            self._notes[key] = self._elaborator.note(options)
         return int(self._kernel.mdata(*self._used(self._notes[key], at)))
 
     @staticmethod

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from leanq.errors import AuditError
+from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
@@ -77,18 +78,20 @@ class _Bench:
         self.kernel: Kernel | None = None
         self.unavailable = ""
         self._is_foreign = order["is_foreign"]
-        self._prints = order["prints"]
+        self._elaborator: Elaborator | None = None
         self._printer: Printer | None = None
         try:
             if not order["libraries"]:
                 why = order["fault"] or "this toolchain has no library that the judge knows"
                 raise KernelUnavailableError(why)
             kernel = Kernel(order["libraries"])
-            self._prints = self._prints and kernel.prints
             try:
-                kernel.import_header(self.modules, order["path"], notation=self._prints)
+                self._elaborator = Elaborator(kernel) if order["prints"] else None
+                kernel.import_header(
+                    self.modules, order["path"], notation=self._elaborator is not None
+                )
             except KernelUnavailableError:
-                self._prints = False
+                self._elaborator = None
                 kernel.import_header(self.modules, order["path"], notation=False)
             self.kernel = kernel
         except KernelUnavailableError as error:
@@ -138,8 +141,8 @@ class _Bench:
                 # Other reasons to say no are found without a kernel.
                 disagrees = _disagreement(error, judge.references)
             references, nodes = judge.references, judge.nodes
-            if self._printer is None and self._prints and not disagrees:
-                self._printer = Printer(self.kernel, judge, image, constants)
+            if self._printer is None and self._elaborator is not None and not disagrees:
+                self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)
         found = survey(image, constants, references)
         return {
             "kernel": self.kernel is not None and not disagrees,

@@ -71,42 +71,16 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
     "_initialize": ("lean_initialize", ()),
     "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
-    "_mark_persistent": ("lean_mark_persistent", (_POINTER,)),
-    "_save": ("l_Lean_saveModuleData", (_POINTER,) * 3),
-}
-# Without these it judges, and prints nothing.
-_PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
-    "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
-    "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
-    "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
-    "_is_instance": ("l_Lean_Meta_isInstanceCore", (_POINTER, _POINTER)),
-    "_is_class": ("l_Lean_isClass", (_POINTER, _POINTER)),
-    "_reducibility": ("l_Lean_getReducibilityStatusCore", (_POINTER, _POINTER)),
-    "_declare": (
-        "l_Lean_Environment_addDeclCore",
-        (_POINTER, c_size_t, c_size_t, _POINTER, _POINTER, c_uint8),
-    ),
-    "_input": ("l_Lean_Parser_mkInputContext___redArg", (*[_POINTER] * 2, c_uint8, _POINTER)),
-    "_commands": ("l_Lean_Elab_Command_mkState", (_POINTER,) * 3),
-    "_process": ("l_Lean_Elab_IO_processCommands", (_POINTER,) * 4),
-    "_start_threads": ("lean_init_task_manager_using", (c_uint32,)),
-    "_has_errors": ("l_Lean_MessageLog_hasErrors", (_POINTER,)),
-    "_same_expression": ("lean_expr_eqv", (_POINTER, _POINTER)),
+    "mark_persistent": ("lean_mark_persistent", (_POINTER,)),
     "_run_initialisers": ("lean_enable_initializer_execution", ()),
+    "_save": ("l_Lean_saveModuleData", (_POINTER,) * 3),
 }
 # Their results, if they return no object.
 _RESULTS = {
     "_same": c_uint8,
-    "_is_instance": c_uint8,
-    "_is_class": c_uint8,
-    "_reducibility": c_uint8,
-    "_has_errors": c_uint8,
-    "_same_expression": c_uint8,
-    "_start_threads": None,
     "_initialize": None,
     "_exit_on_panic": None,
-    "_mark_persistent": None,
+    "mark_persistent": None,
 }
 
 # `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
@@ -134,15 +108,14 @@ _EXCEPTIONS = (
 # `Lean.OLeanLevel`: how much of the imports is loaded.
 _WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
 
-# The constructors of `Lean.ConstantInfo` and `Lean.ReducibilityStatus`.
-_DEFINITION, _IS_NOT_UNFOLDED = 1, 1
+_DEFINITION = 1  # the constructor of `Lean.ConstantInfo`
 
 _OWN = 1  # the reference count of an object that only its maker knows
-_WORD = 8
-_CLOSED_BOX = 1
+WORD_BYTES = 8
+CLOSED_BOX = 1
 _SIGINT, _SIGXFSZ = 2, 25
 # This process's memory in words, from the second on.
-_MEMORY = ctypes.cast(_WORD, ctypes.POINTER(c_uint64))
+_MEMORY = ctypes.cast(WORD_BYTES, ctypes.POINTER(c_uint64))
 
 
 class KernelUnavailableError(Exception):
@@ -181,31 +154,31 @@ class Objects:
     def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
         """Makes an object of a constructor that Lean exports no function for."""
         room = len(scalars) + 7 & ~7
-        size = _WORD + _WORD * len(fields) + room
+        size = WORD_BYTES + WORD_BYTES * len(fields) + room
         found: int = self._alloc(size)
         word = _OWN | tag << 56 | len(fields) << 48 | size << 32
-        body = b"".join(each.to_bytes(_WORD, "little") for each in (word, *fields))
+        body = b"".join(each.to_bytes(WORD_BYTES, "little") for each in (word, *fields))
         ctypes.memmove(found, body + scalars.ljust(room, b"\0"), size)
         return found
 
     def array(self, items: list[int]) -> int:
         """Makes an `Array`."""
-        found: int = self._alloc(3 * _WORD + _WORD * len(items))
+        found: int = self._alloc(3 * WORD_BYTES + WORD_BYTES * len(items))
         words = (_OWN | 246 << 56, len(items), len(items), *items)
-        body = b"".join(each.to_bytes(_WORD, "little") for each in words)
+        body = b"".join(each.to_bytes(WORD_BYTES, "little") for each in words)
         ctypes.memmove(found, body, len(body))
         return found
 
     def list(self, items: Iterable[int]) -> int:
         """Makes a `List`."""
-        found = _CLOSED_BOX
+        found = CLOSED_BOX
         for each in reversed([*items]):
             found = self.construct(1, each, found)
         return found
 
     def name(self, parts: Iterable[str | int]) -> int:
         """Makes a `Name`."""
-        found = _CLOSED_BOX
+        found = CLOSED_BOX
         for part in parts:
             found = self.name_part(found, part)
         return found
@@ -231,26 +204,26 @@ class Objects:
 
     def items(self, list_: int) -> Iterator[int]:
         """Yields the items of a `List`."""
-        while list_ != _CLOSED_BOX:
-            yield _word(list_ + _WORD)
-            list_ = _word(list_ + 2 * _WORD)
+        while list_ != CLOSED_BOX:
+            yield word(list_ + WORD_BYTES)
+            list_ = word(list_ + 2 * WORD_BYTES)
 
     def read_name(self, name: int) -> tuple[str | int, ...]:
         """Returns the parts of a `Name`."""
         known = self._read_names.get(name)
         if known is None:
-            if name == _CLOSED_BOX:
+            if name == CLOSED_BOX:
                 return ()
-            above, last = _word(name + _WORD), _word(name + 2 * _WORD)
-            part = self._read_string(last) if self._tag(name) == 1 else last >> 1
+            above, last = word(name + WORD_BYTES), word(name + 2 * WORD_BYTES)
+            part = self.read_string(last) if self.tag(name) == 1 else last >> 1
             known = self._read_names[name] = (*self.read_name(above), part)
         return known
 
     def literal(self, literal: int) -> int | str | tuple[str, int]:
         """Returns the value of a `Literal`; its address for a large number."""
-        value = _word(literal + _WORD)
-        if self._tag(literal) == 1:
-            return self._read_string(value)
+        value = word(literal + WORD_BYTES)
+        if self.tag(literal) == 1:
+            return self.read_string(value)
         return value >> 1 if value & 1 else ("large", value)
 
     @staticmethod
@@ -263,22 +236,24 @@ class Objects:
     @staticmethod
     def byte(address: int, fields: int, number: int) -> int:
         """Returns the byte of this number behind so many fields of an object."""
-        return c_uint8.from_address(address + _WORD + _WORD * fields + number).value
+        return c_uint8.from_address(address + WORD_BYTES + WORD_BYTES * fields + number).value
 
     def _parts(self, name: int) -> Name:
         parts: list[str | int] = []
         while not name & 1:
-            last = _word(name + 2 * _WORD)
-            parts.append(last >> 1 if last & 1 else self._read_string(last))
-            name = _word(name + _WORD)
+            last = word(name + 2 * WORD_BYTES)
+            parts.append(last >> 1 if last & 1 else self.read_string(last))
+            name = word(name + WORD_BYTES)
         return tuple(reversed(parts))
 
-    def _read_string(self, value: int) -> str:
-        found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)
+    def read_string(self, value: int) -> str:
+        """Returns a `String`."""
+        found = ctypes.string_at(value + 4 * WORD_BYTES, word(value + WORD_BYTES) - 1)
         return found.decode(errors="replace")
 
     @staticmethod
-    def _tag(value: int) -> int:
+    def tag(value: int) -> int:
+        """Returns the number of an object's constructor."""
         return value >> 1 if value & 1 else c_uint8.from_address(value + 7).value
 
 
@@ -288,7 +263,9 @@ class Kernel(Objects):
     Attributes:
         version: Lean's.
         env: the kernel's environment, as Lean's object.
-        prints: whether it can print what the kernel has accepted.
+        imports: the header's, as Lean's elaborator takes it.
+        added: the declarations that the kernel has accepted behind the header.
+        no_options: Lean's empty options.
     """
 
     level_zero: Any
@@ -326,23 +303,9 @@ class Kernel(Objects):
     _all_modules: Any
     _module_of: Any
     _search_path: Any
-    _elaborated: Any
-    _set_option: Any
-    _print: Any
-    _pretty: Any
-    _is_instance: Any
-    _is_class: Any
-    _reducibility: Any
-    _declare: Any
-    _input: Any
-    _commands: Any
-    _process: Any
-    _start_threads: Any
-    _has_errors: Any
-    _same_expression: Any
     _initialize: Any
     _exit_on_panic: Any
-    _mark_persistent: Any
+    mark_persistent: Any
     _run_initialisers: Any
     _save: Any
 
@@ -358,15 +321,15 @@ class Kernel(Objects):
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
             self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]
-            self._bind(_NAMES)
+            self.bind(self, _NAMES, _RESULTS)
             libc = ctypes.CDLL(None)
             for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
                 libc.signal(number, None)
             self._initialize()
             # By default Lean goes on with some value after a panic.
             self._exit_on_panic(1)
-            self._no_options = self._value("l_Lean_Options_empty")
-            self.version = self._read_string(self._value("l_Lean_versionString"))
+            self.no_options = self.value("l_Lean_Options_empty")
+            self.version = self.read_string(self.value("l_Lean_versionString"))
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         if not VERSIONS.match(self.version):
@@ -374,25 +337,27 @@ class Kernel(Objects):
             raise KernelUnavailableError(
                 f"the judge knows the library of Lean {known}x, and this is Lean {self.version}"
             )
-        self.env = self._header = self._imports = 0
-        self._added: list[int] = []
-        self._has_threads = False
+        self.env = self.imports = self._header = 0
+        self.added: list[int] = []
         self._read_names = {}
-        self.prints = True
-        try:
-            self._bind(_PRINTING)
-            self._no_locals = self._value("l_Lean_LocalContext_empty")
-            self._no_metas = self._value("l_Lean_instInhabitedMetavarContext")
-            self._no_messages = self._value("l_Lean_MessageLog_empty")
-        except AttributeError:
-            self.prints = False
 
-    def _bind(self, names: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
-        for attribute, (symbol, arguments) in names.items():
+    def bind(
+        self,
+        owner: object,
+        functions: Mapping[str, tuple[str, tuple[Any, ...]]],
+        results: Mapping[str, Any],
+    ) -> None:
+        """Gives an object functions of Lean's as attributes; raises AttributeError.
+
+        Args:
+            functions: by attribute, each symbol with the types of its arguments.
+            results: the types of results that are no objects.
+        """
+        for attribute, (symbol, arguments) in functions.items():
             function = self._function(symbol)
-            function.restype = _RESULTS.get(attribute, _POINTER)
+            function.restype = results.get(attribute, _POINTER)
             function.argtypes = arguments
-            setattr(self, attribute, function)
+            setattr(owner, attribute, function)
 
     def _function(self, symbol: str) -> Any:
         """Returns the symbol of this name in any of the libraries; raises AttributeError."""
@@ -401,9 +366,9 @@ class Kernel(Objects):
                 return found
         raise AttributeError(f"there is no {symbol} in it")
 
-    def _value(self, symbol: str) -> int:
+    def value(self, symbol: str) -> int:
         """Returns the object in a global variable of Lean's."""
-        return _word(ctypes.cast(self._function(symbol), _POINTER).value or 0)
+        return word(ctypes.cast(self._function(symbol), _POINTER).value or 0)
 
     def import_header(
         self,
@@ -426,14 +391,14 @@ class Kernel(Objects):
         self._search_path(self.text("/nonexistent"), self.list(map(self.text, path)))
         if notation:
             self._run_initialisers()
-        self._imports = self._imported(modules, _EVERYTHING, extensions=notation)
-        self._mark_persistent(self._imports)
-        self.env = self._header = self._kernel_env(self._imports)
-        self._mark_persistent(self.env)
+        self.imports = self._imported(modules, _EVERYTHING, extensions=notation)
+        self.mark_persistent(self.imports)
+        self.env = self._header = self._kernel_env(self.imports)
+        self.mark_persistent(self.env)
 
     def start_anew(self) -> None:
         """Forgets all that was added behind the header."""
-        self.env, self._added = self._header, []
+        self.env, self.added = self._header, []
 
     def visible(self, modules: Iterable[tuple[str, ...]]) -> int:
         """Returns an environment of the modules as a module that imports them sees them.
@@ -455,12 +420,12 @@ class Kernel(Objects):
         def home(name: Iterable[str | int]) -> Name:
             wanted = self.name(name)
             for each in (imported, wanted):  # this function may consume it
-                _retain(each)
+                retain(each)
             option = self._module_of(imported, wanted)
             if option & 1:
                 return ()
-            number = _word(option + _WORD) >> 1
-            return self._parts(_word(names + 3 * _WORD + number * _WORD))
+            number = word(option + WORD_BYTES) >> 1
+            return self._parts(word(names + 3 * WORD_BYTES + number * WORD_BYTES))
 
         return home
 
@@ -473,11 +438,11 @@ class Kernel(Objects):
         )
         no_plugins, leak = self.array([]), 1
         result = self._import(
-            imports, self._no_options, 0, no_plugins, leak, int(extensions), level, 3
+            imports, self.no_options, 0, no_plugins, leak, int(extensions), level, 3
         )
-        if self._tag(result) != 0:
+        if self.tag(result) != 0:
             raise KernelUnavailableError("the judge cannot import what the header imports")
-        return _word(result + _WORD)
+        return word(result + WORD_BYTES)
 
     def add(self, declaration: int) -> None:
         """Adds a declaration to the environment, if the kernel accepts it.
@@ -486,13 +451,13 @@ class Kernel(Objects):
             RefusedError: it does not accept it.
             KernelLimitError: it cannot tell.
         """
-        result = self._add_decl(self.env, 0, 0, declaration, _CLOSED_BOX)
-        value = _word(result + _WORD)
-        if self._tag(result) == 1:
+        result = self._add_decl(self.env, 0, 0, declaration, CLOSED_BOX)
+        value = word(result + WORD_BYTES)
+        if self.tag(result) == 1:
             self.env = value
-            self._added.append(declaration)
+            self.added.append(declaration)
             return
-        tag = self._tag(value)
+        tag = self.tag(value)
         if tag >= _FIRST_LIMIT:
             raise KernelLimitError(_EXCEPTIONS[tag] if tag < len(_EXCEPTIONS) else "a limit")
         raise RefusedError(self._words_of(value, tag))
@@ -502,40 +467,22 @@ class Kernel(Objects):
 
         Names of bound variables do not matter.
         """
-        option = self._found(self.env, name)
-        return None if option & 1 else bool(self._same(_word(option + _WORD), info))
+        option = self.found(self.env, name)
+        return None if option & 1 else bool(self._same(word(option + WORD_BYTES), info))
 
     def find(self, name: int) -> int:
         """Returns the environment's `ConstantInfo` of a name, which it has."""
-        return _word(self._found(self.env, name) + _WORD)
+        return word(self.found(self.env, name) + WORD_BYTES)
 
     def declares(self, environment: int, name: int) -> bool:
         """Returns whether an environment has a constant of this name."""
-        return not self._found(environment, name) & 1
+        return not self.found(environment, name) & 1
 
-    def _found(self, environment: int, name: int) -> int:
+    def found(self, environment: int, name: int) -> int:
+        """Returns an `Option` of a constant's `ConstantInfo`."""
         for each in (environment, name):  # this function consumes it
-            _retain(each)
+            retain(each)
         return int(self._find(environment, name))
-
-    def elaborated(self) -> int:
-        """Returns the environment as Lean's elaborator and printer take it."""
-        _retain(self.env)
-        return int(self._elaborated(self.env))
-
-    def options(self, values: Mapping[str, int | bool]) -> int:
-        """Returns Lean's options with these values."""
-        found = self._no_options
-        for name, value in values.items():
-            found = self._set_option(found, self.name(name.split(".")), self._data(value))
-        return found
-
-    def note(self, values: Mapping[str, bool]) -> int:
-        """Returns the same as metadata, for the printing of one expression."""
-        return self.list(
-            self.construct(0, self.name(name.split(".")), self._data(value))
-            for name, value in values.items()
-        )
 
     def save_module(
         self, path: str, module: Name, imports: Iterable[Name], constants: Mapping[int, int]
@@ -552,98 +499,31 @@ class Kernel(Objects):
             *(self.array(each) for each in (imported, [*constants], [*constants.values()], [], [])),
             scalars=bytes([0]),
         )
-        if self._tag(self._save(self.text(path), self.name(module), data)) != 0:
+        if self.tag(self._save(self.text(path), self.name(module), data)) != 0:
             raise OSError(f"Lean cannot write {path}")
-
-    def _data(self, value: int | bool) -> int:
-        """Returns a `DataValue`."""
-        if isinstance(value, bool):
-            return self.construct(1, scalars=bytes([value]))
-        return self.construct(3, self.nat(value))
-
-    def is_instance(self, environment: int, name: int) -> bool:
-        """Returns whether a constant is registered as an instance in the environment."""
-        for each in (environment, name):
-            _retain(each)
-        return bool(self._is_instance(environment, name))
-
-    def may_be_class(self, environment: int, name: int) -> bool:
-        """Returns whether a constant is a class in the environment, or one that Lean unfolds as it
-        looks for one."""
-        for each in (environment, environment, name, name):
-            _retain(each)
-        if self._is_class(environment, name):
-            return True
-        return bool(self._reducibility(environment, name) != _IS_NOT_UNFOLDED)
 
     def info(self, name: int) -> Info:
         """Returns the environment's account of one of its constants."""
         info = self.find(name)
-        head, kind = self._head(info), self._tag(info)
-        value = _word(_word(info + _WORD) + 2 * _WORD) if kind == _DEFINITION else 0
-        return Info(kind, _word(head + 2 * _WORD), _word(head + 3 * _WORD), value)
+        head, kind = self._head(info), self.tag(info)
+        value = word(word(info + WORD_BYTES) + 2 * WORD_BYTES) if kind == _DEFINITION else 0
+        return Info(kind, word(head + 2 * WORD_BYTES), word(head + 3 * WORD_BYTES), value)
 
     def type_in(self, info: int) -> int:
         """Returns the type of a `ConstantInfo`."""
-        return _word(self._head(info) + 3 * _WORD)
+        return word(self._head(info) + 3 * WORD_BYTES)
 
     @staticmethod
     def _head(info: int) -> int:
         """Returns the `ConstantVal` of a `ConstantInfo`."""
-        return _word(_word(info + _WORD) + _WORD)
-
-    def printed(self, environment: int, expression: int, options: int, width: int) -> str:
-        """Returns a closed expression in Lean's own words.
-
-        Raises:
-            KernelLimitError: Lean cannot print it, or not within the options' limits.
-        """
-        for each in (environment, expression, options, self._no_locals, self._no_metas):
-            _retain(each)
-        result = self._print(environment, self._no_metas, self._no_locals, options, expression)
-        if self._tag(result) != 0:
-            raise KernelLimitError("Lean cannot print it")
-        return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))
-
-    def elaborate(self, commands: str) -> int | None:
-        """Returns the kernel's environment behind commands, which see the header and all that was
-        added; None if Lean's elaborator takes one of them for an error."""
-        if not self._has_threads:
-            self._start_threads(1)
-            self._has_threads = True
-        environment, unchecked = self._imports, 0
-        for each in self._added:
-            # Lean frees what no thread but its own may count.
-            self._mark_persistent(each)
-            result = self._declare(environment, 0, 0, each, _CLOSED_BOX, unchecked)
-            if self._tag(result) != 1:
-                return None
-            environment = _word(result + _WORD)
-        size = self.nat(len(commands.encode()))
-        source = self._input(self.text(commands), self.text(""), 0, size)
-        state = self._commands(environment, self._no_messages, self._no_options)
-        start = self.construct(0, self.nat(0), scalars=bytes([0]))
-        result = self._process(source, start, state, 1)
-        if self._tag(result) != 0:
-            return None
-        made, messages = self.cell(_word(_word(result + _WORD) + _WORD))[1:3]
-        return None if self._has_errors(messages) else int(self._kernel_env(made))
-
-    def type_of(self, environment: int, name: int) -> int | None:
-        """Returns the type of an environment's constant; None if there is none."""
-        option = self._found(environment, name)
-        return None if option & 1 else self.type_in(_word(option + _WORD))
-
-    def same(self, one: int, other: int) -> bool:
-        """Returns whether two expressions are equal; names of bound variables do not matter."""
-        return bool(self._same_expression(one, other))
+        return word(word(info + WORD_BYTES) + WORD_BYTES)
 
     def _words_of(self, exception: int, tag: int) -> str:
         if _EXCEPTIONS[tag] == "other":
-            return self._read_string(_word(exception + _WORD))
-        result = self._to_string(self._to_message(exception, self._no_options), 1)
-        is_string = self._tag(result) == 249
-        return self._read_string(result if is_string else _word(result + _WORD))
+            return self.read_string(word(exception + WORD_BYTES))
+        result = self._to_string(self._to_message(exception, self.no_options), 1)
+        is_string = self.tag(result) == 249
+        return self.read_string(result if is_string else word(result + WORD_BYTES))
 
 
 def share(value: int) -> None:
@@ -653,12 +533,14 @@ def share(value: int) -> None:
         count.value = 2
 
 
-def _retain(value: int) -> None:
+def retain(value: int) -> None:
+    """Counts one reference more to an object that no other thread knows."""
     if not value & 1:
         count = c_int32.from_address(value)
         if count.value > 0:
             count.value += 1
 
 
-def _word(address: int) -> int:
+def word(address: int) -> int:
+    """Returns the word at an address."""
     return c_uint64.from_address(address).value

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from leanq.lean.audit.annotations import WHOLE, Annotator
+from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
@@ -73,12 +74,18 @@ class Printer:
     """Prints the statements of one file after it was judged."""
 
     def __init__(
-        self, kernel: Kernel, judge: Judge, image: Image, constants: Mapping[Name, Raw]
+        self,
+        kernel: Kernel,
+        elaborator: Elaborator,
+        judge: Judge,
+        image: Image,
+        constants: Mapping[Name, Raw],
     ) -> None:
-        self._kernel, self._judge, self._image = kernel, judge, image
+        self._kernel, self._elaborator = kernel, elaborator
+        self._judge, self._image = judge, image
         self._constants = constants
         self._own = {name for name, raw in constants.items() if raw.kind != "theorem"}
-        self._environment = kernel.elaborated()
+        elaborator.begin()
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
         # Only a program can make a name that Lean cannot write. Letters without a shape, and those
         # that turn the line round, let a name look like something else.
@@ -86,7 +93,7 @@ class Printer:
 
     @cached_property
     def _annotator(self) -> Annotator:
-        return Annotator(self._kernel, self._environment, self._own)
+        return Annotator(self._kernel, self._elaborator, self._own)
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
         """Yields the statement of each theorem, in their order, as long as there is room."""
@@ -123,7 +130,7 @@ class Printer:
             read = self._read(
                 self._printed(annotated, options | _PROOFS) if _OMITTED in text else text, raw
             )
-            if read is None or self._kernel.same(read, stated):
+            if read is None or self._elaborator.same(read, stated):
                 return "" if read is None else text
             shown |= annotator.unlike(stated, read)
         return ""
@@ -134,9 +141,7 @@ class Printer:
 
     def _printed(self, expression: int, options: Mapping[str, int | bool]) -> str:
         try:
-            return self._kernel.printed(
-                self._environment, expression, self._kernel.options(options), _WIDTH
-            )
+            return self._elaborator.printed(expression, self._elaborator.options(options), _WIDTH)
         except KernelLimitError:
             return ""
 
@@ -147,8 +152,8 @@ class Printer:
         """
         levels = ", ".join(map(_quoted, self._image.levels(raw)))
         axiom = f"axiom {_quoted(_READ)}{f'.{{{levels}}}' if levels else ''} : {text}\n"
-        made = self._kernel.elaborate(self._attributes + axiom)
-        return None if made is None else self._kernel.type_of(made, self._kernel.name(_READ))
+        made = self._elaborator.elaborate(self._attributes + axiom)
+        return None if made is None else self._elaborator.type_of(made, self._kernel.name(_READ))
 
     @cached_property
     def _attributes(self) -> str:

@@ -1,0 +1,171 @@
+"""Lean's printer and elaborator behind what the kernel has accepted, called through ctypes.
+
+They come after the verdict. They know the header's notation, instances and elaborators, and of a
+candidate its constants alone. Names and types of the functions are a compiler's output, as in
+:mod:`leanq.lean.audit.kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import c_size_t, c_uint8, c_uint32, c_void_p
+from typing import Any
+
+from leanq.lean.audit.kernel import (
+    CLOSED_BOX,
+    WORD_BYTES,
+    Kernel,
+    KernelLimitError,
+    KernelUnavailableError,
+    retain,
+    word,
+)
+
+_POINTER = c_void_p
+_FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
+    "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
+    "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
+    "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
+    "_is_instance": ("l_Lean_Meta_isInstanceCore", (_POINTER, _POINTER)),
+    "_is_class": ("l_Lean_isClass", (_POINTER, _POINTER)),
+    "_reducibility": ("l_Lean_getReducibilityStatusCore", (_POINTER, _POINTER)),
+    "_declare": (
+        "l_Lean_Environment_addDeclCore",
+        (_POINTER, c_size_t, c_size_t, _POINTER, _POINTER, c_uint8),
+    ),
+    "_input": ("l_Lean_Parser_mkInputContext___redArg", (*[_POINTER] * 2, c_uint8, _POINTER)),
+    "_state": ("l_Lean_Elab_Command_mkState", (_POINTER,) * 3),
+    "_process": ("l_Lean_Elab_IO_processCommands", (_POINTER,) * 4),
+    "_start_threads": ("lean_init_task_manager_using", (c_uint32,)),
+    "_has_errors": ("l_Lean_MessageLog_hasErrors", (_POINTER,)),
+    "_same": ("lean_expr_eqv", (_POINTER, _POINTER)),
+    "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
+}
+_BYTES = ("_is_instance", "_is_class", "_reducibility", "_has_errors", "_same")
+_RESULTS = {**dict.fromkeys(_BYTES, c_uint8), "_start_threads": None}
+_IS_NOT_UNFOLDED = 1  # the constructor of `Lean.ReducibilityStatus`
+
+
+class Elaborator:
+    """Lean's printer and elaborator in the process of a kernel.
+
+    Raises:
+        KernelUnavailableError: the library lacks a function; it judges without.
+    """
+
+    _elaborated: Any
+    _set_option: Any
+    _print: Any
+    _pretty: Any
+    _is_instance: Any
+    _is_class: Any
+    _reducibility: Any
+    _declare: Any
+    _input: Any
+    _state: Any
+    _process: Any
+    _start_threads: Any
+    _has_errors: Any
+    _same: Any
+    _kernel_env: Any
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._env = kernel, 0
+        self._has_threads = False
+        try:
+            kernel.bind(self, _FUNCTIONS, _RESULTS)
+            self._no_locals = kernel.value("l_Lean_LocalContext_empty")
+            self._no_metas = kernel.value("l_Lean_instInhabitedMetavarContext")
+            self._no_messages = kernel.value("l_Lean_MessageLog_empty")
+        except AttributeError as error:
+            raise KernelUnavailableError(f"Lean's library prints nothing: {error}") from None
+
+    def begin(self) -> None:
+        """Takes over what the kernel has accepted."""
+        retain(self._kernel.env)
+        self._env = int(self._elaborated(self._kernel.env))
+
+    def options(self, values: Mapping[str, int | bool]) -> int:
+        """Returns Lean's options with these values."""
+        found = self._kernel.no_options
+        for name, value in values.items():
+            key = self._kernel.name(name.split("."))
+            found = self._set_option(found, key, self._data(value))
+        return found
+
+    def note(self, values: Mapping[str, bool]) -> int:
+        """Returns the same as metadata, for the printing of one expression."""
+        kernel = self._kernel
+        return kernel.list(
+            kernel.construct(0, kernel.name(name.split(".")), self._data(value))
+            for name, value in values.items()
+        )
+
+    def is_instance(self, name: int) -> bool:
+        """Returns whether a constant is registered as an instance."""
+        for each in (self._env, name):
+            retain(each)
+        return bool(self._is_instance(self._env, name))
+
+    def may_be_class(self, name: int) -> bool:
+        """Returns whether a constant is a class, or one that Lean unfolds as it looks for one."""
+        for each in (self._env, self._env, name, name):
+            retain(each)
+        if self._is_class(self._env, name):
+            return True
+        return bool(self._reducibility(self._env, name) != _IS_NOT_UNFOLDED)
+
+    def printed(self, expression: int, options: int, width: int) -> str:
+        """Returns a closed expression in Lean's own words.
+
+        Raises:
+            KernelLimitError: Lean cannot print it, or not within the options' limits.
+        """
+        kernel = self._kernel
+        for each in (self._env, expression, options, self._no_locals, self._no_metas):
+            retain(each)
+        result = self._print(self._env, self._no_metas, self._no_locals, options, expression)
+        if kernel.tag(result) != 0:
+            raise KernelLimitError("Lean cannot print it")
+        return kernel.read_string(self._pretty(word(result + WORD_BYTES), kernel.nat(width), 1, 1))
+
+    def elaborate(self, commands: str) -> int | None:
+        """Returns the kernel's environment behind commands, which see the header and all that the
+        kernel has accepted; None if one of them is an error."""
+        if not self._has_threads:
+            self._start_threads(1)
+            self._has_threads = True
+        kernel, environment, unchecked = self._kernel, self._kernel.imports, 0
+        for each in kernel.added:
+            # Otherwise a thread counts its references, and this one does not see that.
+            kernel.mark_persistent(each)
+            result = self._declare(environment, 0, 0, each, CLOSED_BOX, unchecked)
+            if kernel.tag(result) != 1:
+                return None
+            environment = word(result + WORD_BYTES)
+        size = kernel.nat(len(commands.encode()))
+        source = self._input(kernel.text(commands), kernel.text(""), 0, size)
+        state = self._state(environment, self._no_messages, kernel.no_options)
+        start = kernel.construct(0, kernel.nat(0), scalars=bytes([0]))
+        result = self._process(source, start, state, CLOSED_BOX)
+        if kernel.tag(result) != 0:
+            return None
+        made, messages = kernel.cell(word(word(result + WORD_BYTES) + WORD_BYTES))[1:3]
+        return None if self._has_errors(messages) else int(self._kernel_env(made))
+
+    def type_of(self, environment: int, name: int) -> int | None:
+        """Returns the type of a constant of the kernel's environment; None if there is none."""
+        option = self._kernel.found(environment, name)
+        return None if option & 1 else self._kernel.type_in(word(option + WORD_BYTES))
+
+    def same(self, one: int, other: int) -> bool:
+        """Returns whether two expressions are equal; names of bound variables do not matter."""
+        return bool(self._same(one, other))
+
+    def _data(self, value: int | bool) -> int:
+        """Returns a `DataValue`."""
+        kernel = self._kernel
+        if isinstance(value, bool):
+            return kernel.construct(1, scalars=bytes([value]))
+        return kernel.construct(3, kernel.nat(value))
