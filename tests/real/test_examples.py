@@ -27,7 +27,7 @@ CHEATS = {
     "states something else on another line": (
         "import Init\nset_option warn.sorry false\nopen Nat in example : (by first\n"
         '  | (have : (unreachable! : Nat) = mkPanicMessageWithDecl "" "" 4 13 "" := rfl\n'
-        f"     exact False)\n  | exact True) := {PROOF}\n",
+        "     exact False)\n  | exact True) := by first | trivial | stop trivial\n",
         "unverified statement_differs",
     ),
     "has a local declaration that it does not use": (
