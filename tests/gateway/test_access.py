@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from fastapi import HTTPException
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 from support.gateways import STATE, key_file
 
 from leanq.errors import UnknownStateError, UsageError
-from leanq.gateway.access import Access
+from leanq.gateway.access import Access, SameOrigin
 from leanq.gateway.keys import KeyFile
 from leanq.queue.requests import Reply
 
@@ -93,3 +95,23 @@ def test_states_are_sealed_by_tenant_and_by_the_files_secret(tmp_path: Path) -> 
         Access(KeyFile(path), "default").state(first, sealed)
     alone = Access(None, "default")
     assert alone.state(alone.key_of(None), STATE) == STATE
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("lean.example", "https://lean.example", 200),
+        ("lean.example", "http://lean.example", 403),
+        ("lean.example", "ftp://lean.example", 403),
+        ("lean.example", "https://lean.example:8443", 403),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000", 200),
+        ("127.0.0.1:8000", "https://127.0.0.1:8000", 200),
+        ("127.0.0.1:8000", "http://127.0.0.1:8001", 403),
+        ("lean.example", "null", 403),
+        ("lean.example", "https://[", 403),
+    ],
+)
+def test_an_origin_is_this_site_by_its_scheme_too(host: str, origin: str, status: int) -> None:
+    http = TestClient(SameOrigin(PlainTextResponse("here")))
+    answer = http.get("/", headers={"Host": host, "Origin": origin})
+    assert answer.status_code == status

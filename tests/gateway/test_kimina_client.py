@@ -15,7 +15,7 @@ import pytest
 from support.fleets import working
 from support.gateways import Scripted, new_gateway
 from support.kimina_reading import documented
-from support.paths import SAMPLES, SUPPORT
+from support.paths import ROOT, SAMPLES, SUPPORT
 from support.required import missing
 
 from leanq.queue.settings import Settings
@@ -64,6 +64,15 @@ async def ask(
     assert process.returncode == 0, err.decode()
     results: list[dict[str, Any]] = json.loads(out)
     return results
+
+
+def test_the_page_names_what_the_client_imports_and_does_not_ask_for(client: Path) -> None:
+    sources = "".join(file.read_text() for file in (client / "kimina_client").rglob("*.py"))
+    [about] = client.glob("kimina_client-*.dist-info/METADATA")
+    asks = "requires-dist: pygments" in about.read_text().lower()
+    assert "import pygments" in sources or "from pygments" in sources
+    assert not asks
+    assert "pip install kimina-client pygments" in (ROOT / "docs" / "http.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -316,6 +316,14 @@ def test_a_future_runs_once_the_queue_has_acknowledged_it(settings: Settings) ->
         attached.cancel()
 
 
+def test_a_future_touches_no_private_name_of_pythons_futures() -> None:
+    theirs = {*dir(Future), *vars(Future())}
+    ours = {*vars(LeanQFuture), *(set(vars(LeanQFuture("0-x"))) - set(vars(Future())))}
+    assert {"result", "running"} <= ours & theirs
+    private = {name for name in ours & theirs if name.startswith("_") and name[1] != "_"}
+    assert private == set()
+
+
 def test_a_client_finds_its_queue(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

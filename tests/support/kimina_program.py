@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sys
-import typing
+from pathlib import Path
 from typing import Any
 
 if sys.version_info < (3, 12):
-    # There the client's own models cannot be made: pydantic takes no other than this one. The
-    # client itself stays as it is.
-    import typing_extensions
-
-    typing.TypedDict = typing_extensions.TypedDict
+    # The client itself stays as it is. Its models need the lines that the page tells users to add.
+    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    exec(re.findall(r"```python\n(import typing\b.*?)```", page, re.DOTALL)[0])
 
 import kimina_client
 
