@@ -33,8 +33,8 @@ _OTHER_FILES = 256
 class Connection(Protocol):
     """One connection of a client."""
 
-    def has_key(self, *, streams: bool) -> None:
-        """Notes that the request under way has a key."""
+    def has_key(self, name: str, *, streams: bool) -> None:
+        """Notes that the request under way has the key of this name."""
 
     def close(self) -> None:
         """Ends the connection at once."""
@@ -133,7 +133,7 @@ class Connections:
         self._under_way[key.name] += 1
         try:
             if connection := scope.get("state", {}).get(CONNECTION):
-                connection.has_key(streams=streams)
+                connection.has_key(key.name, streams=streams)
             yield
         finally:
             self._under_way[key.name] -= 1

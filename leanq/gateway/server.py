@@ -7,6 +7,7 @@ import contextlib
 import functools
 import ipaddress
 import socket
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ _BACKLOG = 2048
 # asyncio accepts so many at once, and opens a file for each before any can be refused. Between two
 # such turns other requests go on.
 _ACCEPTED_AT_ONCE = 8
+# So many of one caller's connections are read in a turn. A hundred requests that all begin in one
+# turn would keep those of other callers waiting for 30 ms of CPU time.
+_READ_AT_ONCE = 8
 # asyncio reads so much of a connection in a turn, where it would read four times as much. Forty
 # connections with large bodies would make each turn last for 60 ms of CPU time.
 _READ_BYTES = 65_536
@@ -37,6 +41,9 @@ _BODY_BYTES_PER_S = 65_536
 _TINY_CHUNKS, _TINY_CHUNK_BYTES = 1000, 32
 # Time to answer those whose requests are given up.
 _LAST_WORDS_S = 2.0
+
+_Caller = tuple[str | None, str]
+"""The name of a key, or None and the address of a peer whose connection never had one."""
 
 
 class _Connection(h11.Connection):
@@ -58,18 +65,52 @@ class _Connection(h11.Connection):
         return event
 
 
+class _Turns:
+    """Reads a few connections of each caller in a turn of the loop, and others in later turns."""
+
+    def __init__(self) -> None:
+        # By caller: how many are read in this turn, and those that wait, the first one first.
+        self._read: Counter[_Caller] = Counter()
+        self._waiting: dict[_Caller, deque[_Protocol]] = {}
+
+    def admits(self, connection: _Protocol, caller: _Caller) -> bool:
+        """Returns True if the caller's connection may be read now; otherwise wakes it later."""
+        if not self._read:
+            connection.loop.call_soon(self._begin, connection.loop)
+        if caller not in self._waiting and self._read[caller] < _READ_AT_ONCE:
+            self._read[caller] += 1
+            return True
+        self._waiting.setdefault(caller, deque()).append(connection)
+        return False
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._read.clear()
+        for caller, waiting in list(self._waiting.items()):
+            for _ in range(min(_READ_AT_ONCE, len(waiting))):
+                self._read[caller] += 1
+                loop.call_soon(waiting.popleft().wake)
+            if not waiting:
+                del self._waiting[caller]
+        if self._read:
+            loop.call_soon(self._begin, loop)
+
+
 class _Protocol(H11Protocol):
-    """uvicorn's protocol with deadlines and a limit on connections.
+    """uvicorn's protocol with deadlines, turns and a limit on connections.
 
     uvicorn closes a silent connection, but not one on which a byte comes now and then, which costs
     its client nothing. A request with a key may wait long for its answer, and the body of a batch
     may come slowly.
     """
 
-    def __init__(self, connections: Connections, **how: Any) -> None:
+    def __init__(self, connections: Connections, turns: _Turns, **how: Any) -> None:
         super().__init__(**how)
         self.conn = _Connection()
         self._all = connections
+        self._turns = turns
+        self._caller: _Caller = None, ""
+        # What came and waits for a turn.
+        self._unread = b""
         self._overdue: asyncio.TimerHandle | None = None
         self._answering: object = None
         self._body_bytes = 0
@@ -78,12 +119,32 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
-        if self._all.enter(self, self.client[0] if self.client else ""):
+        peer = self.client[0] if self.client else ""
+        self._caller = None, peer
+        if self._all.enter(self, peer):
             self._watch()
         else:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._unread:
+            self._unread += data
+        elif self._turns.admits(self, self._caller):
+            self._read(data)
+        else:
+            self._unread = data
+            self.transport.pause_reading()
+
+    def wake(self) -> None:
+        """Reads what waits, now that it is this connection's turn."""
+        data, self._unread = self._unread, b""
+        if self.transport.is_closing():
+            return
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         self._body_bytes += len(data)
         super().data_received(data)
         self._watch()
@@ -94,6 +155,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
         # They lead back here. Under a flood, the collector would stop the loop to find such cycles.
         self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
+        self._unread = b""
         self.app_state = {}
 
     def on_response_complete(self) -> None:
@@ -103,12 +165,13 @@ class _Protocol(H11Protocol):
         # A pipelined request may have begun.
         self._watch()
 
-    def has_key(self, *, streams: bool) -> None:
-        """Notes that the request under way has a key; ``streams``: its body is read as it is used.
+    def has_key(self, name: str, *, streams: bool) -> None:
+        """Notes the key of the request under way; ``streams``: its body is read as it is used.
 
         The request then gets the deadline of a body with a key, and its connection does not give
         way.
         """
+        self._caller = name, ""
         self._all.works(self)
         self._forget()
         if not streams and self.cycle and self.cycle.more_body:
@@ -213,7 +276,9 @@ class GatewayServer:
         self._grace_s = grace_s
         config = uvicorn.Config(
             app,
-            http=functools.partial(_Protocol, app.state.connections),  # type: ignore[arg-type]
+            http=functools.partial(  # type: ignore[arg-type]
+                _Protocol, app.state.connections, _Turns()
+            ),
             lifespan="off",
             log_config=None,
             access_log=False,

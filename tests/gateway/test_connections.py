@@ -166,6 +166,69 @@ async def test_a_client_that_leaves_amid_its_body_is_a_line_for_debugging_alone(
     assert not any(record.exc_info for record in caplog.records)
 
 
+async def test_many_requests_of_one_caller_keep_no_other_waiting(gateway: Gateway) -> None:
+    answered: list[str] = []
+
+    async def ask(name: str, reader: asyncio.StreamReader, data: bytes) -> None:
+        await reader.readuntil(data)
+        answered.append(name)
+
+    body = b'{"code":"-- accepted"}'
+    known, writer = await connect(gateway)
+    writer.write(CHECK.replace(b": 9", b": %d" % len(body)) + b"\r\n" + body)
+    opened = [await connect(gateway) for _ in range(100)]
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S), asyncio.TaskGroup() as group:
+        await known.readuntil(b'"accepted"')
+        for reader, each in opened:
+            group.create_task(ask("stranger", reader, b'"ok"'))
+            each.write(HEALTH + b"\r\n")
+        group.create_task(ask("known", known, b'"ok"'))
+        writer.write(HEALTH + b"\r\n")
+    assert len(answered) == 101
+    # Before, all requests that came in one turn of the loop began in it.
+    assert answered.index("known") < 50
+    for _, each in (*opened, (known, writer)):
+        each.close()
+
+
+async def test_what_waits_for_its_turn_is_read_whole_and_in_order(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b'{"code":"-- rejected"}'
+    data = CHECK.replace(b": 9", b": %d" % len(body)) + b"\r\n" + body
+    opened = [await connect(gateway) for _ in range(60)]
+    for piece in (data[:50], data[50:-9], data[-9:] + HEALTH + b"\r\n"):
+        for _, writer in opened:
+            writer.write(piece)
+        await asyncio.sleep(0)
+    for _, writer in opened[40:]:
+        # It leaves while it waits.
+        writer.transport.abort()
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        for reader, writer in opened[:40]:
+            said = await reader.readuntil(b'"ok"')
+            assert said.count(b"200 OK") == 2
+            assert b'"verdict":"rejected"' in said
+            writer.close()
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("swept")
+async def test_a_client_that_closes_its_sending_half_has_left(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    body = b'{"code":"-- held"}'
+    reader, writer = await connect(gateway)
+    writer.write(CHECK.replace(b": 9", b": %d" % len(body)) + b"\r\n" + body)
+    await eventually(lambda: len(scripted.running) == 1)
+    writer.write_eof()
+    # No answer comes, and Lean stops as it does for any client that leaves.
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        assert await reader.read() == b""
+    await eventually(lambda: scripted.stopped == ["-- held"])
+    writer.close()
+
+
 async def test_a_request_that_says_its_length_twice_is_refused_and_nothing_behind_it_is_read(
     gateway: Gateway,
 ) -> None:

@@ -26,7 +26,7 @@ class Connection:
     def __init__(self) -> None:
         self.closed = False
 
-    def has_key(self, *, streams: bool) -> None:
+    def has_key(self, name: str, *, streams: bool) -> None:
         """Nothing more is done about it here."""
 
     def close(self) -> None:

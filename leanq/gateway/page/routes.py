@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -111,26 +111,7 @@ class Page:
         # Viewers with equal rights share one rendering.
         self._rendered: dict[tuple[Viewer, str], tuple[float, str]] = {}
         self._rendered_at_s = 0.0
-        self._templates = Environment(
-            loader=PackageLoader("leanq.gateway.page"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters |= {
-            "duration": _brief,
-            "number": lambda n: "–" if n is None else f"{n:,}",
-            "rate": lambda n: "–" if n is None else f"{n:,.1f}",
-            "percent": lambda n: "–" if n is None else f"{100 * n:.1f} %",
-            "visible": visible,
-            "path": lambda text: quote(text, safe=""),
-        }
-        self._templates.globals |= {
-            "version": __version__,
-            "static": _static_url,
-            "known_verdicts": VERDICTS,
-        }
+        self._templates = _templates()
 
     def app(self) -> ASGIApp:
         """Returns the application for ``/`` and for the paths below ``/page``."""
@@ -318,6 +299,30 @@ class Page:
             yield
         finally:
             self._watchers[key.name] -= 1
+
+
+@cache
+def _templates() -> Environment:
+    """Returns all templates. To compile them for a first caller would stop the loop for 70 ms."""
+    made = Environment(
+        loader=PackageLoader("leanq.gateway.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "duration": _brief,
+        "number": lambda n: "–" if n is None else f"{n:,}",
+        "rate": lambda n: "–" if n is None else f"{n:,.1f}",
+        "percent": lambda n: "–" if n is None else f"{100 * n:.1f} %",
+        "visible": visible,
+        "path": lambda text: quote(text, safe=""),
+    }
+    made.globals |= {"version": __version__, "static": _static_url, "known_verdicts": VERDICTS}
+    for name in made.list_templates(["html"]):
+        made.get_template(name)
+    return made
 
 
 async def _event_or(event: asyncio.Event, seconds: float) -> None:
