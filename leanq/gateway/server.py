@@ -158,6 +158,15 @@ class _Protocol(H11Protocol):
         self._unread = b""
         self.app_state = {}
 
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            # An answer has begun, or was given before the body came to its end.
+            self.close()
+        if self.cycle:
+            self.cycle.disconnected = True
+
     def on_response_complete(self) -> None:
         self._forget()
         self._all.waits(self)
@@ -279,6 +288,8 @@ class GatewayServer:
             http=functools.partial(  # type: ignore[arg-type]
                 _Protocol, app.state.connections, _Turns()
             ),
+            # An upgraded connection would have another protocol, without these limits.
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

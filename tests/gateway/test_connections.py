@@ -166,6 +166,31 @@ async def test_a_client_that_leaves_amid_its_body_is_a_line_for_debugging_alone(
     assert not any(record.exc_info for record in caplog.records)
 
 
+@pytest.mark.parametrize("path", [b"/v1/batch", b"/nowhere"])
+async def test_a_malformed_end_of_a_body_behind_an_answer_ends_the_connection(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, path: bytes
+) -> None:
+    head = b"POST " + path + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + b"\r\n"
+    reader, writer = await connect(gateway)
+    writer.write(head)
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"this is no chunk\r\n")
+        await reader.read()
+    writer.close()
+    assert not caplog.records
+
+
+async def test_no_connection_is_upgraded(gateway: Gateway) -> None:
+    reader, writer = await connect(gateway)
+    asks = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    writer.write(HEALTH + asks + key + b"\r\n")
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        assert b'"ok"' in await reader.readuntil(b'"ok"}')
+    writer.close()
+
+
 async def test_many_requests_of_one_caller_keep_no_other_waiting(gateway: Gateway) -> None:
     answered: list[str] = []
 
