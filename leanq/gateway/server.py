@@ -25,9 +25,9 @@ _BACKLOG = 2048
 # asyncio accepts so many at once, and opens a file for each before any can be refused. Between two
 # such turns other requests go on.
 _ACCEPTED_AT_ONCE = 8
-# So many of one caller's connections are read in a turn. A hundred requests that all begin in one
-# turn would keep those of other callers waiting for 30 ms of CPU time.
-_READ_AT_ONCE = 8
+# So many of one caller's connections have their turn at once. A hundred requests that all begin in
+# one turn of the loop would keep those of other callers waiting for 30 ms of CPU time.
+_HANDLED_AT_ONCE = 8
 # asyncio reads so much of a connection in a turn, where it would read four times as much. Forty
 # connections with large bodies would make each turn last for 60 ms of CPU time.
 _READ_BYTES = 65_536
@@ -66,32 +66,32 @@ class _Connection(h11.Connection):
 
 
 class _Turns:
-    """Reads a few connections of each caller in a turn of the loop, and others in later turns."""
+    """Lets each caller have a few connections handled in a turn of the loop, others later."""
 
     def __init__(self) -> None:
-        # By caller: how many are read in this turn, and those that wait, the first one first.
-        self._read: Counter[_Caller] = Counter()
+        # By caller: how many are handled in this turn, and those that wait, the first one first.
+        self._handled: Counter[_Caller] = Counter()
         self._waiting: dict[_Caller, deque[_Protocol]] = {}
 
     def admits(self, connection: _Protocol, caller: _Caller) -> bool:
-        """Returns True if the caller's connection may be read now; otherwise wakes it later."""
-        if not self._read:
+        """Returns True if the caller's connection has its turn now; otherwise wakes it later."""
+        if not self._handled:
             connection.loop.call_soon(self._begin, connection.loop)
-        if caller not in self._waiting and self._read[caller] < _READ_AT_ONCE:
-            self._read[caller] += 1
+        if caller not in self._waiting and self._handled[caller] < _HANDLED_AT_ONCE:
+            self._handled[caller] += 1
             return True
         self._waiting.setdefault(caller, deque()).append(connection)
         return False
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._read.clear()
+        self._handled.clear()
         for caller, waiting in list(self._waiting.items()):
-            for _ in range(min(_READ_AT_ONCE, len(waiting))):
-                self._read[caller] += 1
+            for _ in range(min(_HANDLED_AT_ONCE, len(waiting))):
+                self._handled[caller] += 1
                 loop.call_soon(waiting.popleft().wake)
             if not waiting:
                 del self._waiting[caller]
-        if self._read:
+        if self._handled:
             loop.call_soon(self._begin, loop)
 
 
@@ -109,8 +109,7 @@ class _Protocol(H11Protocol):
         self._all = connections
         self._turns = turns
         self._caller: _Caller = None, ""
-        # What came and waits for a turn.
-        self._unread = b""
+        self._waits_for_turn = False
         self._overdue: asyncio.TimerHandle | None = None
         self._answering: object = None
         self._body_bytes = 0
@@ -127,27 +126,28 @@ class _Protocol(H11Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._unread:
-            self._unread += data
-        elif self._turns.admits(self, self._caller):
-            self._read(data)
-        else:
-            self._unread = data
-            self.transport.pause_reading()
-
-    def wake(self) -> None:
-        """Reads what waits, now that it is this connection's turn."""
-        data, self._unread = self._unread, b""
-        if self.transport.is_closing():
-            return
-        if not self.flow.read_paused:
-            self.transport.resume_reading()
-        self._read(data)
-
-    def _read(self, data: bytes) -> None:
         self._body_bytes += len(data)
         super().data_received(data)
         self._watch()
+
+    def handle_events(self) -> None:
+        """Handles what has come, also behind an earlier request, if that is this caller's turn."""
+        if self._waits_for_turn:
+            return
+        if self._turns.admits(self, self._caller):
+            super().handle_events()
+        else:
+            self._waits_for_turn = True
+            self.transport.pause_reading()
+
+    def wake(self) -> None:
+        """Handles what waits, now that it is this connection's turn."""
+        self._waits_for_turn = False
+        if not self.transport.is_closing():
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
+            super().handle_events()
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -155,7 +155,6 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
         # They lead back here. Under a flood, the collector would stop the loop to find such cycles.
         self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
-        self._unread = b""
         self.app_state = {}
 
     def send_400_response(self, msg: str) -> None:

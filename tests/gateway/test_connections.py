@@ -216,6 +216,34 @@ async def test_many_requests_of_one_caller_keep_no_other_waiting(gateway: Gatewa
         each.close()
 
 
+async def test_many_pipelined_requests_keep_no_other_waiting(gateway: Gateway) -> None:
+    opened = [await connect(gateway) for _ in range(100)]
+    of_strangers = 0
+
+    async def count(reader: asyncio.StreamReader) -> None:
+        nonlocal of_strangers
+        for _ in range(50):
+            await reader.readuntil(b'"ok"')
+            of_strangers += 1
+
+    body = b'{"code":"-- accepted"}'
+    known, writer = await connect(gateway)
+    writer.write(CHECK.replace(b": 9", b": %d" % len(body)) + b"\r\n" + body)
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S), asyncio.TaskGroup() as group:
+        await known.readuntil(b'"accepted"')
+        for reader, each in opened:
+            each.write((HEALTH + b"\r\n") * 50)
+            group.create_task(count(reader))
+        for _ in range(10):
+            writer.write(HEALTH + b"\r\n")
+            await known.readuntil(b'"ok"')
+        meanwhile = of_strangers
+    assert of_strangers == 5000
+    assert meanwhile < 1500
+    for _, each in (*opened, (known, writer)):
+        each.close()
+
+
 async def test_what_waits_for_its_turn_is_read_whole_and_in_order(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
