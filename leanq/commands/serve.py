@@ -169,6 +169,12 @@ def serve(
                 bound, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
                 with _metrics_page(app.state, host, metrics_port):
                     log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
+                    if not (hostnames or server.is_loopback(host)):
+                        log.warning(
+                            "only requests to localhost and %s are taken; name the hosts by which "
+                            "clients reach this gateway with --hostname",
+                            host,
+                        )
                     _free_large_blocks()
                     # All imports stay. To walk through them in each collection takes a fifth of a
                     # batched request's CPU time.

@@ -53,6 +53,20 @@ def test_wrong_usage_is_one_line_and_code_2(
     assert text in done.err
 
 
+@pytest.mark.slow
+def test_a_gateway_that_others_reach_says_which_hosts_it_takes(client: Terminal) -> None:
+    key_file(client.folder, {"secret": "s"})
+    options = ("--host", "0.0.0.0", "--port", "0", "--keys", str(client.folder / "keys.toml"))
+    process = client.start("serve", *options)
+    assert "name the hosts" in wait_for_line(process.stderr, "only requests to localhost")
+    process.send_signal(signal.SIGTERM)
+    ended(process)
+    process = client.start("serve", *options, "--hostname", "lean.example")
+    wait_for_line(process.stderr, "the gateway is at")
+    process.send_signal(signal.SIGTERM)
+    assert "only requests" not in ended(process).err
+
+
 def test_a_grace_that_is_no_number() -> None:
     done = CliRunner().invoke(cli, ["serve", "--grace", "nan"])
     assert done.exit_code == 2
