@@ -30,6 +30,7 @@ from leanq.fleet.stats import (
     degraded_of,
     environments_of,
     fleet_stats_of,
+    lean_of,
     unsized,
 )
 from leanq.queue.operator_queue import OperatorQueue, every_queue
@@ -352,9 +353,8 @@ def _environment_table(
         slots = each["slots_busy"] + each["slots_idle"]
         row += (f"{count:,.0f}" for count in (each["running"], slots, each["workers"]))
         if not watched:
-            lean = str(each.get("lean") or each.get("driver") or "–")
             found = sorted(each["fingerprints"]) or [str(each.get("fingerprint") or "–")]
-            row += (lean, ", ".join(fingerprint[:12] for fingerprint in found))
+            row += (lean_of(each) or "–", ", ".join(fingerprint[:12] for fingerprint in found))
         rows.append(row)
     if not rows:
         return []

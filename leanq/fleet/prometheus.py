@@ -50,6 +50,9 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         yield "leanq_slots", (name, "busy"), environment.busy
         yield "leanq_slots", (name, "idle"), environment.slots - environment.busy
         yield "leanq_environment_fingerprints", (name,), len(environment.fingerprints)
+        about = info_of(seen.status.environments.get(name, b""))
+        versions = (str(about.get(which) or "") for which in ("lean", "kernel"))
+        yield "leanq_environment_info", (name, *versions), 1
         yield "leanq_requests_submitted_total", (name,), environment.submitted
         for verdict, count in environment.finished.items():
             yield "leanq_requests_finished_total", (name, verdict), count

@@ -216,6 +216,12 @@ def degraded_of(info: Mapping[str, Any]) -> dict[str, str]:
     return _texts(info.get("degraded"))
 
 
+def lean_of(about: Mapping[str, Any]) -> str:
+    """Returns an environment's Lean, and the kernel that judges there if it is another Lean's."""
+    lean, kernel = str(about.get("lean") or about.get("driver") or ""), about.get("kernel")
+    return f"{lean}, kernel {kernel}" if kernel and kernel != lean else lean
+
+
 def _texts(found: object) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}

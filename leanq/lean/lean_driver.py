@@ -128,8 +128,14 @@ class LeanDriver:
             "commit": environment.toolchain.commit,
             "fingerprint": environment.fingerprint,
         }
+        judges = self.opened.auditor.judges
+        if judges.kernel:
+            about["kernel"] = judges.kernel
+        slow = [judges.progress] if judges.progress else []
         if lean.forks is not None and lean.forks.unavailable:
-            about["degraded"] = f"Lean starts anew for each text: {lean.forks.unavailable}"
+            slow.append(f"Lean starts anew for each text: {lean.forks.unavailable}")
+        if slow:
+            about["degraded"] = "; ".join(slow)
         return about
 
     async def describe(self) -> str:

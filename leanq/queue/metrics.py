@@ -4,9 +4,9 @@ Redis keeps the figures of the fleet, and one exporter shows them: ``leanq metri
 scale``, which decides by them. Each worker shows the figures that it alone knows
 (``--metrics-port``).
 
-No label's values grow with requests or pods. ``environment`` is one that workers offer, and
-``route`` one of the gateway's. ``tenant`` is one of a hundred that used CPU time in the last day or
-so. All other labels have fixed sets of values in the code.
+No label's values grow with requests or pods. ``environment`` is one that workers offer, with the
+versions ``lean`` and ``kernel``, and ``route`` one of the gateway's. ``tenant`` is one of a hundred
+that used CPU time in the last day or so. All other labels have fixed sets of values in the code.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ FLEET = (
         "leanq_environment_fingerprints",
         "Different environments that living workers offer under one name; 1 where they agree.",
         "environment",
+    ),
+    _gauge(
+        "leanq_environment_info",
+        "1 for each environment, with its Lean and the kernel that judges there.",
+        "environment",
+        "lean",
+        "kernel",
     ),
     _counter("leanq_requests_submitted_total", "Requests submitted.", "environment"),
     _counter("leanq_requests_finished_total", "Requests with a result.", "environment", "verdict"),

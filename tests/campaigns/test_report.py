@@ -21,7 +21,7 @@ def write(path: Path, records: Iterable[Record]) -> str:
 
 
 FIXTURE = [
-    done("a1", "accepted", cpu_s=1.0, sample=0),
+    done("a1", "accepted", cpu_s=1.0, sample=0, kernel="4.35.0"),
     done(
         "a1",
         "rejected",
@@ -40,6 +40,7 @@ PRINTED = """\
 verdicts
   4 records of 2 rows; 2 problems, 4 samples
   environments: abababababababab (3)
+  judged by the kernel of: Lean 4.35.0 (1)
   verdict   records   share  CPU p50
   accepted        1  25.0 %   1.00 s
   rejected        1  25.0 %   3.00 s

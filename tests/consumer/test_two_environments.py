@@ -23,6 +23,12 @@ class Slow(Recorder):
         return {"driver": "echo", "degraded": "its oracle is out"}
 
 
+class Judged(Recorder):
+    @property
+    def about(self) -> Mapping[str, object]:
+        return {"driver": "lean", "lean": "4.28.0", "kernel": "4.35.0"}
+
+
 class Fingerprinted(Recorder):
     def __init__(self, fingerprint: str) -> None:
         super().__init__()
@@ -99,3 +105,16 @@ async def test_a_worker_that_is_slower_than_it_should_be_is_named_with_the_reaso
         assert "degraded" not in record["environments"]["echo"]
         page = exposition(fleet_samples(await fleet_stats(settings)))
         assert 'leanq_workers_degraded{environment="echo"} 1.0' in page
+
+
+async def test_the_kernel_of_an_environment_is_named(
+    settings: Settings, terminal: Terminal
+) -> None:
+    terminal.use(settings)
+    async with working(settings, Judged()):
+        assert "  4.28.0, kernel 4.35.0  " in terminal.run("status").out
+        record = json.loads(terminal.run("status", "--json").out)
+        assert record["environments"]["echo"]["kernel"] == "4.35.0"
+        page = exposition(fleet_samples(await fleet_stats(settings)))
+        labels = 'environment="echo",kernel="4.35.0",lean="4.28.0"'
+        assert f"leanq_environment_info{{{labels}}} 1.0" in page

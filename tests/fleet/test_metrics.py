@@ -56,7 +56,7 @@ def test_names_follow_the_conventions() -> None:
         assert metric.text.endswith(".")
         assert set(metric.labels) <= {
             *("environment", "tenant", "state", "verdict", "input", "term"),
-            *("reason", "program", "event", "kind", "memory"),
+            *("reason", "program", "event", "kind", "memory", "lean", "kernel"),
         }
 
 

@@ -129,6 +129,7 @@ class Report:
             Lean.
         reasons: how often each reason came; the commonest first.
         environments: how many records each environment's fingerprint answered.
+        kernels: how many records each version of Lean's kernel judged.
         tags: the figures of each tag, the commonest first.
         tried: problems with several samples, in the order of the data, at most ``KEPT``.
     """
@@ -151,6 +152,7 @@ class Report:
     complaints: tuple[Common, ...]
     reasons: Mapping[str, int]
     environments: Mapping[str, int]
+    kernels: Mapping[str, int]
     tags: tuple[Tagged, ...]
     tried: tuple[Tried, ...]
 
@@ -163,6 +165,7 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
     """Returns the figures of ``outcomes``, in one pass."""
     ends: Counter[str] = Counter()
     environments: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
     sampled_lines: set[int] = set()
     problems, tags, times, texts = _Problems(), _Tags(), _Times(), _Texts()
     reasons: Counter[str] = Counter()
@@ -179,6 +182,8 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         tags.add(outcome)
         if outcome.fingerprint:
             environments[outcome.fingerprint] += 1
+        if outcome.kernel:
+            kernels[outcome.kernel] += 1
         if outcome.times:
             times.add(outcome)
             heapq.heappush(slowest, (outcome.times.cpu_s, -number, outcome))
@@ -210,6 +215,7 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         complaints=complaints.commonest(),
         reasons=dict(reasons.most_common()),
         environments=dict(environments.most_common(COMMONEST)),
+        kernels=dict(kernels.most_common(COMMONEST)),
         tags=tags.tagged(),
         tried=problems.tried(),
     )

@@ -43,6 +43,7 @@ class Outcome:
         reason: why the verdict is not ``accepted``; ``None`` where the record has none.
         code_hash: the hash of the text; ``None`` if the record has none.
         fingerprint: that of the environment in which Lean answered.
+        kernel: the version of the kernel that judged; ``None`` if none did.
         attempts: how many leases it took; 0 if nothing was sent.
         times: ``None`` without a reply.
         complaint: one line without names and numbers: Lean's first error, or why the row could not
@@ -62,6 +63,7 @@ class Outcome:
     times: Times | None
     complaint: str
     tags: tuple[str, ...] = ()
+    kernel: str | None = None
 
     @property
     def name(self) -> str:
@@ -111,21 +113,22 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         sample=None if sample is None else int(sample),
         problem=record.get("problem"),
         end=end,
-        reason=_reason(record),
+        reason=_text(record, "reason"),
         code_hash=int(code_hash, 16) if code_hash else None,
         fingerprint=record.get("fingerprint"),
         attempts=int(record.get("attempts") or 0),
         times=Times(*_seconds(record)) if measured else None,
         complaint=normalised(error) if error else _complaint(end, record),
         tags=_tags(record),
+        kernel=_text(record, "kernel"),
     )
 
 
-def _reason(record: dict[str, Any]) -> str | None:
-    reason = record.get("reason")
-    if not isinstance(reason, str | None):
-        raise ValueError(f"its reason is {reason!r:.80}")
-    return reason
+def _text(record: dict[str, Any], name: str) -> str | None:
+    found = record.get(name)
+    if not isinstance(found, str | None):
+        raise ValueError(f"its {name} is {found!r:.80}")
+    return found
 
 
 def _tags(record: dict[str, Any]) -> tuple[str, ...]:

@@ -81,6 +81,9 @@ def _verdicts(report: Report) -> Section:
     if report.environments:
         shown = (f"{name[:16]} ({n:,})" for name, n in report.environments.items())
         notes.append(f"environments: {', '.join(shown)}")
+    if report.kernels:
+        shown = (f"Lean {version} ({n:,})" for version, n in report.kernels.items())
+        notes.append(f"judged by the kernel of: {', '.join(shown)}")
     rows = []
     for end, count in report.ends.items():
         median = report.cpu_median_s.get(end)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from leanq.fleet.durations import duration
 from leanq.fleet.history import periods
-from leanq.fleet.stats import EnvironmentStats, degraded_of, unsized
+from leanq.fleet.stats import EnvironmentStats, degraded_of, lean_of, unsized
 from leanq.gateway.page.looks import SHOWN, FleetLooks, Look, Totals
 from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.recent import RecentRequests
@@ -236,7 +236,7 @@ def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         rows.append(
             {
                 "name": name,
-                "lean": str(about.get("lean") or about.get("driver") or ""),
+                "lean": lean_of(about),
                 "fingerprints": sorted(stats.fingerprints) or [str(about.get("fingerprint") or "")],
                 "waiting": stats.waiting + stats.quarantined,
                 "held": stats.held,

@@ -17,12 +17,14 @@ class JudgeLean:
 
     Attributes:
         libraries: its shared libraries; none if there is no kernel here.
+        version: the kernel's; "" if there is none here.
         is_foreign: whether it is another Lean than the environment's, so that it imports kernel
             images and not the environment's files.
         fault: why there is no kernel, or "".
     """
 
     libraries: tuple[Path, ...] = ()
+    version: str = ""
     is_foreign: bool = False
     fault: str = ""
 
@@ -35,9 +37,10 @@ def judge_lean(toolchain: Toolchain) -> JudgeLean:
     own, wheel = toolchain.shared_libraries, wheel_libraries()
     known = VERSIONS.match(toolchain.version) is not None
     if toolchain.source == "wheel" or (known and own and (not wheel or _is_the_wheels(toolchain))):
-        return JudgeLean(own)
+        return JudgeLean(own, toolchain.version if own else "")
     if wheel:
-        return JudgeLean(wheel, is_foreign=True)
+        found = _wheels_lean()
+        return JudgeLean(wheel, found.version if found else "", is_foreign=True)
     return JudgeLean(
         fault=f"Lean {toolchain.version} is judged by the kernel of leanq's own Lean, which is "
         f"missing: {to_install('judge')}"
@@ -45,12 +48,13 @@ def judge_lean(toolchain: Toolchain) -> JudgeLean:
 
 
 def _is_the_wheels(toolchain: Toolchain) -> bool:
-    try:
-        return _wheels_commit() == toolchain.commit
-    except ToolchainError:
-        return True
+    found = _wheels_lean()
+    return found is None or found.commit == toolchain.commit
 
 
 @cache
-def _wheels_commit() -> str:
-    return wheel_toolchain({}).commit
+def _wheels_lean() -> Toolchain | None:
+    try:
+        return wheel_toolchain({})
+    except ToolchainError:
+        return None

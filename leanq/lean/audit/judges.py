@@ -119,9 +119,18 @@ class Judges:
         self._idle: list[_JudgeProcess] = []
         self._closed = False
         self._prints = prints
-        self._version = ""
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
+
+    @property
+    def kernel(self) -> str:
+        """The version of the kernel that judges; "" if there is none here."""
+        return self._lean.version
+
+    @property
+    def progress(self) -> str:
+        """Says how many kernel images are made while some are being made; "" at other times."""
+        return self._images.progress if self._images is not None else ""
 
     async def describe(self) -> str:
         """Returns which kernel judges, and from what; after a passed self-test."""
@@ -130,7 +139,7 @@ class Judges:
             return f"the kernel of Lean {version}, which is the environment's"
         found = await asyncio.to_thread(self._images.prepare, _library(self._environment).modules)
         return (
-            f"Lean {version} compiles, the kernel of Lean {self._version} judges; images of "
+            f"Lean {version} compiles, the kernel of Lean {self.kernel} judges; images of "
             f"{found.modules} modules and {found.constants} constants, from {found.layout}; "
             f"{COMPARED} names that the kernel knows mean what it takes for granted"
         )
@@ -247,7 +256,6 @@ class Judges:
         if len(self._idle) >= self._slots:
             await self._idle.pop(0).close()
         process = await self._start(imports, without_kernel)
-        self._version = process.version or self._version
         if not process.usable and self._prints:
             log.warning(
                 "statements are not printed here: the judge does not start with what that takes"

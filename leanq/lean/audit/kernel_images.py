@@ -10,8 +10,9 @@ It fills as headers need more modules; `KernelImages.prepare_all` fills it at on
       views/STATE/A/B.olean           a link, under the module's name
       views/STATE/.index.json         what is known of all modules in this folder
 
-Whoever can write there can prove anything, so the folder has to be this user's or the superuser's,
-and no other user may write to it. No candidate's process sees it.
+Whoever can write there can prove anything. So folders and files are made for this user alone to
+write to, whatever the umask is, and anything else in their place is refused. No candidate's process
+sees them.
 
 All functions block.
 """
@@ -41,7 +42,7 @@ from leanq.lean.audit.olean import display, find_module, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
-from leanq.lean.hashes import content_hashes, hash_bytes, is_ours
+from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, keep, read_kept
 from leanq.lean.sandbox.sandbox import bare_python
 from leanq.lean.syntax import split_header
 
@@ -79,6 +80,7 @@ class _Fact(NamedTuple):
     constants: int
     known: tuple[str, ...]
     """The names that the kernel knows among those that it declares."""
+    image_bytes: int
 
 
 class KernelImages:
@@ -86,9 +88,13 @@ class KernelImages:
 
     Args:
         lean: the judge's.
+
+    Attributes:
+        progress: how many images are made, in words; "" while none are being made.
     """
 
     def __init__(self, environment: Environment, lean: JudgeLean) -> None:
+        self.progress = ""
         self._environment, self._lean = environment, lean
         self._lock = threading.Lock()
         self._facts: dict[Name, _Fact] = {}
@@ -209,6 +215,8 @@ class KernelImages:
                 return self._view
         self._facts, self._files, self._homes = {}, {}, {}
         root = self._environment.cache / "kernel-images"
+        root.parent.mkdir(parents=True, exist_ok=True)
+        _take(root)
         libraries = [File.at(path) for path in self._lean.libraries]
         hashes = content_hashes(libraries, root / "libraries.json")
         code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CODE]
@@ -218,23 +226,24 @@ class KernelImages:
                 found = compiled_modules(folder)
                 self._files |= {f.path: f for f in found if f.path.endswith(_PARTS)}
         state = hash_bytes(repr(sorted(self._files.items())).encode()).hex()[:32]
-        view = root / key.hex()[:16] / "views" / state
-        if not view.is_dir():
-            view.mkdir(parents=True, exist_ok=True)
-            _prune(view.parents[1])
-        for folder in (root, *view.parents[:2], view):
-            _check_owner(folder)
+        base = root / key.hex()[:16]
+        view = base / "views" / state
+        is_new = not view.is_dir()
+        for folder in (base, base / "store", view.parent, view):
+            _take(folder)
+        if is_new:
+            _prune(base)
         self._learn(view)
         self._view = view
         return view
 
     def _learn(self, view: Path) -> None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            for module, imports, constants, known in json.loads(
-                (view / ".index.json").read_bytes()
-            ):
-                fact = _Fact(tuple(map(tuple, imports)), constants, tuple(known))
-                self._facts[tuple(module)] = fact
+        with contextlib.suppress(ValueError, TypeError):
+            rows = json.loads(read_kept(view / ".index.json") or b"[]")
+            for module, imports, constants, known, size_bytes in rows:
+                if _is_whole(_place(view, module), size_bytes):
+                    fact = _Fact(tuple(map(tuple, imports)), constants, tuple(known), size_bytes)
+                    self._facts[tuple(module)] = fact
 
     def _make(
         self, view: Path, modules: Sequence[Name], *, adds_of_list: bool = False
@@ -255,7 +264,7 @@ class KernelImages:
                 parts = [hashes[each] for part in _PARTS if (each := stem + part) in hashes]
                 digest = hash_bytes(" ".join([*parts, str(adds_of_list)]).encode()).hex()
                 image = base / "store" / digest[:2] / f"{digest}.olean"
-                image.parent.mkdir(parents=True, exist_ok=True)
+                _take(image.parent)
                 jobs[module] = {
                     "module": module,
                     "path": os.path.realpath(path),
@@ -272,10 +281,9 @@ class KernelImages:
                     faults.setdefault(display(module), "no image was written")
                     continue
                 self._facts[module] = fact
-                *above, last = map(str, module)
-                _link(Path(job["image"]), view.joinpath(*above, f"{last}.olean"))
+                _link(Path(job["image"]), view, module)
             rows = [(module, *fact) for module, fact in self._facts.items()]
-            _write(view / ".index.json", json.dumps(rows, separators=(",", ":")))
+            keep(view / ".index.json", json.dumps(rows, separators=(",", ":")).encode())
         return faults
 
     def _hashes(self, root: Path) -> Mapping[str, str]:
@@ -286,6 +294,7 @@ class KernelImages:
         """Has processes write the images; returns why some were not written."""
         started = said = time.monotonic()
         done, faults = 0, dict[str, str]()
+        self.progress = f"kernel images are being made: 0 of {len(jobs):,}"
 
         def heard(line: Mapping[str, Any], job: Mapping[str, Any]) -> None:
             nonlocal done, said
@@ -293,16 +302,20 @@ class KernelImages:
             if "fault" in line:
                 faults[display(tuple(line["module"]))] = line["fault"]
             else:
-                _write(Path(job["image"]).with_suffix(".json"), json.dumps(line))
+                keep(Path(job["image"]).with_suffix(".json"), json.dumps(line).encode())
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
-                log.info("kernel images of %s: %d of %d", self._environment.name, done, len(jobs))
+                self.progress = f"kernel images are being made: {done:,} of {len(jobs):,}"
+                log.info("%s: %s", self._environment.name, self.progress)
 
         # Large modules stand together, so each process gets every second one.
         shares = [share for n in range(_PROCESSES) if (share := jobs[n::_PROCESSES])]
-        with ThreadPoolExecutor(len(shares)) as pool:
-            for each in [pool.submit(self._run, share, heard) for share in shares]:
-                each.result()
+        try:
+            with ThreadPoolExecutor(len(shares)) as pool:
+                for each in [pool.submit(self._run, share, heard) for share in shares]:
+                    each.result()
+        finally:
+            self.progress = ""
         took_s = time.monotonic() - started
         log.info("kernel images of %s: made %d in %.1f s", self._environment.name, done, took_s)
         return faults
@@ -345,53 +358,68 @@ def _library(environment: Environment) -> tuple[Name, ...]:
 def _read_fact(image: str) -> _Fact | None:
     """Returns what is known of a module whose image is there."""
     try:
-        said = json.loads(Path(image).with_suffix(".json").read_bytes())
-        if not os.path.exists(image):
-            return None
-        imports = tuple(map(tuple, said["imports"]))
-        return _Fact(imports, said["constants"], tuple(said["known"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        said = json.loads(read_kept(Path(image).with_suffix(".json")) or b"null")
+        imports, size_bytes = tuple(map(tuple, said["imports"])), said["image_bytes"]
+        if _is_whole(Path(image), size_bytes):
+            return _Fact(imports, said["constants"], tuple(said["known"]), size_bytes)
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
-def _link(image: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _is_whole(image: Path, size_bytes: int) -> bool:
+    """Returns whether an image is a file of this size that no other user can have written."""
+    try:
+        status = image.lstat()
+    except OSError:
+        return False
+    return is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
+
+
+def _place(view: Path, module: Sequence[str | int]) -> Path:
+    *above, last = map(str, module)
+    return view.joinpath(*above, f"{last}.olean")
+
+
+def _link(image: Path, view: Path, module: Name) -> None:
+    place = _place(view, module)
+    for folder in reversed(place.relative_to(view).parents[:-1]):
+        _take(view / folder)
     new = place.with_name(f".{place.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     os.link(image, new)
     new.replace(place)
 
 
-def _write(path: Path, text: str) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    new.write_text(text)
-    new.replace(path)
-
-
-def _check_owner(folder: Path) -> None:
+def _take(folder: Path) -> None:
+    """Makes a folder unless it is there; raises AuditError if other users can write to it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o755)  # a umask only takes rights away
     status = folder.lstat()
     if not is_ours(status) or not stat.S_ISDIR(status.st_mode):
         raise AuditError(
-            f"other users can write to {folder}, from which the judge's kernel imports: let it "
-            "belong to the worker's user alone, or name another cache folder with LEANQ_CACHE"
+            f"other users can write to {folder}, from which the judge's kernel imports: delete it, "
+            "or let it belong to the worker's user alone, or name another cache folder with "
+            "LEANQ_CACHE"
         )
 
 
 def _prune(base: Path) -> None:
     """Deletes the folders of links that were used longest ago, and images without a link."""
-    views = sorted((base / "views").iterdir(), key=lambda view: view.stat().st_mtime_ns)
-    for view in views[:-_VIEWS_KEPT]:
-        shutil.rmtree(view, ignore_errors=True)
-    if len(views) > _VIEWS_KEPT:
-        for image in (base / "store").glob("*/*.olean"):
-            if image.stat().st_nlink == 1:
-                image.unlink()
-                image.with_suffix(".json").unlink(missing_ok=True)
+    with _alone(base / "lock"):
+        views = sorted((base / "views").iterdir(), key=lambda view: view.stat().st_mtime_ns)
+        for view in views[:-_VIEWS_KEPT]:
+            shutil.rmtree(view, ignore_errors=True)
+        if len(views) > _VIEWS_KEPT:
+            for image in (base / "store").glob("*/*.olean"):
+                if image.stat().st_nlink == 1:
+                    image.unlink()
+                    image.with_suffix(".json").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Waits until no other process makes images here."""
-    with lock.open("w") as file:
+    with open(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

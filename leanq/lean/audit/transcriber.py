@@ -59,8 +59,10 @@ def transcribe(kernel: Kernel, job: Mapping[str, Any]) -> dict[str, Any]:
     modules = dict.fromkeys(each.module for each in imports)
     kernel.save_module(new, tuple(job["module"]), modules, written)
     os.chmod(new, 0o444)
+    image_bytes = os.path.getsize(new)
     os.replace(new, job["image"])
     return {
+        "image_bytes": image_bytes,
         "imports": [*modules],
         "constants": len(constants),
         "known": sorted(display(name) for name in constants.keys() & KERNEL_NAMES),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -213,6 +215,68 @@ async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
         assert "other users can write to" in await judges.self_test()
     finally:
         await judges.close()
+
+
+@pytest.fixture
+def loose_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@of_module
+@pytest.mark.usefixtures("loose_umask")
+async def test_no_umask_lets_others_write_images(lean: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    environment = open_other(lean, cache)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    images.prepare([("Init",)])
+    made = [cache / "kernel-images", *(cache / "kernel-images").rglob("*")]
+    assert sum(path.suffix == ".olean" for path in made) == 4
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+
+
+@of_module
+async def test_images_that_are_missing_or_damaged_are_made_again(
+    lean: Path, tmp_path: Path
+) -> None:
+    environment = open_other(lean, tmp_path / "cache")
+
+    def prepared() -> Path:
+        images = KernelImages(environment, judge_lean(environment.toolchain))
+        return images.prepare([("Init",)]).folder / "Core.olean"
+
+    image = prepared()
+    whole = image.read_bytes()
+    image.chmod(0o644)
+    image.write_bytes(whole[: len(whole) // 2])  # the store's copy as well
+    assert prepared().read_bytes() == whole
+    image.unlink()
+    assert prepared().read_bytes() == whole
+    # Another user's doing, or a mode that lets one do it.
+    image.chmod(0o666)
+    image.write_bytes(b"x" + whole[1:])
+    assert prepared().read_bytes() == whole
+    index = image.with_name(".index.json")
+    index.write_bytes(index.read_bytes().replace(b'"Core"', b'"Cure"'))
+    assert prepared().read_bytes() == whole
+
+
+@of_module
+async def test_progress_is_told_while_images_are_made(lean: Path, tmp_path: Path) -> None:
+    environment = open_other(lean, tmp_path / "cache")
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    told = set()
+    making = asyncio.create_task(asyncio.to_thread(images.prepare, [("Init",)]))
+    while not making.done():
+        told.add(images.progress)
+        await asyncio.wait({making}, timeout=0.001)
+    await making
+    assert {each for each in told if each} <= {
+        f"kernel images are being made: {done} of 2" for done in range(3)
+    }
+    assert len(told) > 1
+    assert images.progress == ""
 
 
 @of_module
