@@ -157,6 +157,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         "fingerprints",
         "wakeup",
         "dead",
+        "disagreed",
         "deadreq",
         "shape",
     }

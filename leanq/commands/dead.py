@@ -1,4 +1,4 @@
-"""``leanq dead``: requests that took down too many workers."""
+"""``leanq dead``: requests that took down too many workers, or on which kernels disagree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _MOST = 10_000
 
 @click.group()
 def dead() -> None:
-    """Show, retry or drop requests that killed too many workers."""
+    """Show, retry or drop requests that killed too many workers.
+
+    The same for requests on which two kernels disagree: see 'list --disagreed'.
+    """
 
 
 @dead.command("list")
@@ -40,14 +43,20 @@ def dead() -> None:
     default=100,
     help="How many to show.",
 )
-def list_(url: str | None, as_json: bool, limit: int) -> None:
+@click.option(
+    "--disagreed",
+    is_flag=True,
+    help="Show instead the requests that the environment's Lean takes, and the judge's kernel "
+    "does not: attacks, or limits of the judge's.",
+)
+def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
     """Show the dead letters, the newest first."""
 
     async def look(queues: Sequence[OperatorQueue]) -> tuple[list[dict[str, Any]], bool]:
         found = [
             (queue, request_id)
             for queue in queues
-            for request_id in await queue.dead_request_ids(limit + 1)
+            for request_id in await queue.dead_request_ids(limit + 1, disagreed=disagreed)
         ]
         # A letter may be retried or dropped in the meantime.
         records = [
@@ -66,10 +75,12 @@ def list_(url: str | None, as_json: bool, limit: int) -> None:
             click.echo(json.dumps(record))
         return
     if not records:
-        click.echo("no dead letters")
+        click.echo("no such requests" if disagreed else "no dead letters")
         return
     shown = ("request_id", "died", "environment", "tenant", "attempts", "worker")
     titles = ("REQUEST", "DIED", "ENVIRONMENT", "TENANT", "ATTEMPTS", "LAST WORKER")
+    if disagreed:
+        shown, titles = (*shown[:4], "message"), ("REQUEST", "ENDED", *titles[2:4], "MESSAGE")
     rows = [[printable(str(record[name])) for name in shown] for record in records]
     click.echo("\n".join(columns(titles, rows, left={*titles} - {"ATTEMPTS"})))
 
@@ -160,7 +171,8 @@ async def _whole_ids(queues: Sequence[OperatorQueue], texts: Iterable[str]) -> l
     for text in texts:
         shard = shard_of(text)
         if shard < len(queues) and shard not in newest:
-            newest[shard] = dict.fromkeys(await queues[shard].dead_request_ids(_MOST))
+            look = queues[shard].dead_request_ids
+            newest[shard] = dict.fromkeys([*await look(_MOST), *await look(_MOST, disagreed=True)])
         ids = newest.get(shard, {})
         whole.append(text if text in ids else _only_one(ids, text))
         if whole[-1] not in ids:
@@ -180,6 +192,14 @@ def _only_one(ids: Iterable[str], text: str) -> str:
 
 def _record(letter: DeadLetter) -> dict[str, Any]:
     asked = letter.submission
+    said = {}
+    if letter.reply:
+        try:
+            reply = wire.unpack_reply(asked.request_id, letter.reply)
+            text = reply.messages[-1].text if reply.messages else ""
+            said = {"kernel": reply.kernel, "message": text}
+        except WireError as error:
+            said = {"kernel": None, "message": f"cannot be read: {error}"}
     return {
         "request_id": asked.request_id,
         "died": datetime.fromtimestamp(letter.died_s, UTC).isoformat(timespec="seconds"),
@@ -188,6 +208,7 @@ def _record(letter: DeadLetter) -> dict[str, Any]:
         "priority": asked.priority,
         "attempts": letter.attempts,
         "worker": letter.worker,
+        **said,
     }
 
 

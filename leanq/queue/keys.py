@@ -37,7 +37,8 @@ evenly.
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
 | ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
 | ``:dead`` | sorted set | dead letters: id → time of death, ms | reap, renew | dead drop, retry |
-| ``:deadreq:ID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+| ``:disagreed`` | sorted set | the same, where kernels disagree | claim | dead drop, retry |
+| ``:deadreq:ID`` | hash | a dead letter's request, body, reply | reap, renew, claim | with these |
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
 | ``:collect`` | hash | how far the collection of states is | state_collect | never |
 | ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
@@ -152,6 +153,10 @@ class Keys:
     @property
     def dead(self) -> str:
         return f"{self.tag}:dead"
+
+    @property
+    def disagreed(self) -> str:
+        return f"{self.tag}:disagreed"
 
     def dead_letter(self, request_id: str) -> str:
         return f"{self.tag}:deadreq:{request_id}"

@@ -96,34 +96,41 @@ class OperatorQueue:
         )
         return [read_minute(data) for data in found]
 
-    async def dead_request_ids(self, limit: int) -> list[str]:
-        """Returns the dead letters' request ids, the newest first."""
-        found: Any = await self.shard.call(
-            lambda c: c.zrevrange(self.shard.keys.dead, 0, limit - 1)
-        )
+    async def dead_request_ids(self, limit: int, *, disagreed: bool = False) -> list[str]:
+        """Returns the dead letters' request ids, the newest first; or those of the requests on
+        which kernels ``disagreed``."""
+        key = self.shard.keys.disagreed if disagreed else self.shard.keys.dead
+        found: Any = await self.shard.call(lambda c: c.zrevrange(key, 0, limit - 1))
         return [text_of(request_id) for request_id in found]
 
     async def dead_letter(self, request_id: str) -> DeadLetter | None:
-        """Returns a dead letter, or None if there is none with this id."""
+        """Returns a letter of either kind, or None if there is none with this id."""
         letter = ("HGETALL", self.shard.keys.dead_letter(request_id))
-        flat, died_ms = await self.shard.at_once(
-            letter, ("ZSCORE", self.shard.keys.dead, request_id)
+        flat, *died_ms = await self.shard.at_once(
+            letter, *(("ZSCORE", key, request_id) for key in self._letters)
         )
-        fields = dict(pairs_of(flat))
-        if not fields or died_ms is None:
+        fields, found_ms = dict(pairs_of(flat)), [*filter(None, died_ms)]
+        if not fields or not found_ms:
             return None
         submission, client = read_record(request_id, fields[b"record"])
         # Without a digest a retry joins no other run.
         body = fields.get(b"body", submission.body)
         submission = structs.replace(submission, digest="", body=body)
         worker = text_of(fields[b"w"])
-        return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
+        died_s, reply = float(found_ms[0]) / 1000, fields.get(b"reply", b"")
+        return DeadLetter(submission, client, int(fields[b"n"]), worker, died_s, reply)
 
     async def drop_dead(self, request_id: str) -> bool:
-        """Removes a dead letter for good; returns whether there was one."""
+        """Removes a letter of either kind for good; returns whether there was one."""
         letter = ("UNLINK", self.shard.keys.dead_letter(request_id))
-        removed, _ = await self.shard.at_once(("ZREM", self.shard.keys.dead, request_id), letter)
-        return bool(removed)
+        *removed, _ = await self.shard.at_once(
+            *(("ZREM", key, request_id) for key in self._letters), letter
+        )
+        return any(removed)
+
+    @property
+    def _letters(self) -> tuple[str, str]:
+        return self.shard.keys.dead, self.shard.keys.disagreed
 
     async def running(self, workers: Sequence[str], limit: int) -> list[InFlight]:
         """Returns requests that these workers hold, the longest running first.

@@ -284,12 +284,13 @@ class Reaped:
 
 @dataclass(slots=True, frozen=True)
 class DeadLetter:
-    """A request that took down too many workers.
+    """A request that took down too many workers, or one on which kernels disagree.
 
     Attributes:
         submission: the request as it would be sent again.
         worker: the last of the workers.
-        died_s: when, in seconds since 1970 by the server's clock.
+        died_s: when it ended, in seconds since 1970 by the server's clock.
+        reply: the packed reply of a request on which kernels disagree.
     """
 
     submission: Submission
@@ -297,6 +298,7 @@ class DeadLetter:
     attempts: int
     worker: str
     died_s: float
+    reply: bytes = b""
 
 
 def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:

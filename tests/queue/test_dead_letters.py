@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.fleets import echo_body, serving, until
 from support.queues import Queue
-from support.shards import Shard, submission
+from support.shards import LARGE, Shard, settlement, submission
 from support.terminals import Terminal
 
 import leanq.queue.shard
 from leanq.client import LeanQClient
+from leanq.fleet.dead_letters import send_again
 from leanq.queue.keys import retry_request_id
-from leanq.queue.requests import Request
-from leanq.queue.results import DeadLetter, Reaped
+from leanq.queue.requests import Message, Reply, Request
+from leanq.queue.results import DeadLetter, Job, Reaped, Settlement
+from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.settings import Settings
-from leanq.queue.wire import pack_request
+from leanq.queue.wire import pack_reply, pack_request
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
@@ -56,6 +59,83 @@ async def test_only_the_newest_dead_letters_are_kept(
     assert await shard.queue.dead_letter("r1") is None
     assert [await shard.queue.drop_dead("r2") for _ in range(2)] == [True, False]
     assert await shard.queue.dead_letter("r2") is None
+
+
+def disagreed(job: Job, text: str = "no such reduction") -> Settlement:
+    """The end of a text that another Lean took, and the judge's kernel did not."""
+    messages = (Message("warning", 1, 0, text),)
+    reply = Reply(
+        "unjudged",
+        messages,
+        reason="kernels_disagree",
+        kernel="4.35.0",
+        attempts=job.attempts,
+    )
+    packed = pack_reply(job.token, reply)
+    return structs.replace(settlement(job, "unjudged", reason="kernels_disagree"), reply=packed)
+
+
+@pytest.mark.parametrize("want", [0, 1])
+@pytest.mark.parametrize("large", [False, True])
+async def test_texts_on_which_kernels_disagree_are_kept(
+    shard: Shard, want: int, large: bool
+) -> None:
+    body, text = (LARGE, "x" * LARGE_BYTES) if large else (b"the code", "why")
+    await shard.submit("r", "other", body=body)
+    job = await shard.job()
+    end = disagreed(job, text)
+    found = await shard.claim("w", want, settle=[end])
+    assert (found.accepted, [each.request_id for each in found.jobs]) == ((True,), ["other"][:want])
+    assert await shard.end("r") == ("unjudged", 1, 0)
+    letter = await shard.queue.dead_letter("r")
+    asked = submission("r", body=body)
+    assert letter == DeadLetter(asked, "c", 1, "w", shard.now_ms / 1000, end.reply)
+    assert await shard.queue.dead_request_ids(9, disagreed=True) == ["r"]
+    assert await shard.queue.dead_request_ids(9) == []
+    assert (await shard.queue.status()).dead == 0
+    again = await send_again(shard.queue, letter)
+    assert shard.dump().disagreed == shard.dump().deadreq == set()
+    assert await shard.queue.cancel([again, "other"]) == [True, True]
+
+
+async def test_only_the_newest_texts_on_which_kernels_disagree_are_kept(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = leanq.queue.shard.script_text
+
+    def with_two_letters(name: str) -> str:
+        return text(name).replace("DISAGREED = 1000", "DISAGREED = 2")
+
+    monkeypatch.setattr(leanq.queue.shard, "script_text", with_two_letters)
+    for request_id in ("r1", "r2", "r3"):
+        await shard.submit(request_id)
+        await shard.claim("w", 0, settle=[disagreed(await shard.job())])
+        shard.advance(1)
+    assert shard.dump().disagreed == {"r2", "r3"}
+
+
+async def test_a_text_on_which_kernels_disagree_is_shown_with_the_reason(
+    settings: Settings, terminal: Terminal
+) -> None:
+    terminal.use(settings)
+    queue = Queue(settings)
+    await queue.register("w", b"", {"old": b""})
+    check = pack_request(Request(op="check", code="theorem odd : True := trivial"))
+    await queue.submit("c", [submission("0-disagreed", environment="old", body=check)])
+    assert terminal.run("dead", "list", "--disagreed").out == "no such requests\n"
+    (job,) = (await queue.claim("w", ["old"], 1, busy=0, token="n:")).jobs
+    await queue.claim("w", ["old"], 0, busy=0, token="m:", settlements=[disagreed(job)])
+    await queue.release("w", [], leave=True)
+    await queue.close()
+    (row,) = terminal.run("dead", "list", "--disagreed", "--json").lines
+    assert (row["kernel"], row["message"]) == ("4.35.0", "no such reduction")
+    assert "no such reduction" in terminal.run("dead", "list", "--disagreed").out
+    assert terminal.run("dead", "list").out == "no dead letters\n"
+    shown = terminal.run("dead", "show", "0-disagreed").out
+    assert "message     no such reduction\n" in shown
+    assert shown.endswith("\n\ntheorem odd : True := trivial\n")
+    assert terminal.run("dead", "drop", "0-disagreed").out == "0-disagreed dropped\n"
+    assert terminal.run("dead", "list", "--disagreed").out == "no such requests\n"
 
 
 def test_a_retried_letter_has_a_request_id_of_its_own() -> None:

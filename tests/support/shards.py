@@ -65,6 +65,7 @@ class Dump:
     isolating: dict[str, str] = field(default_factory=dict)
     inbox: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
+    disagreed: set[str] = field(default_factory=set)
     deadreq: set[str] = field(default_factory=set)
     run: dict[str, str] = field(default_factory=dict)
     joined: dict[str, list[str]] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class Dump:
         ghosts = {request_id for request_id, fields in self.req.items() if not fields["c"]}
         assert set(self.req) & set(self.reply) == ghosts <= set(self.joined)
         assert set(listed) <= set(self.req) | set(self.reply)
-        assert self.dead == self.deadreq
+        assert self.dead | self.disagreed == self.deadreq
         # Each detached request has its body, and what ended has left none.
         assert set(self.body) == self.detached <= set(self.req)
         # Work whose worker is not in the fleet would never be reaped.
@@ -152,7 +153,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 pipe.smembers(name)
             case "wait" | "ring" | "quarantined" | "wakeup" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "processing" | "workers" | "dead" | "joined" | "warm" | "minutes":
+            case "processing" | "workers" | "dead" | "disagreed" | "joined" | "warm" | "minutes":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -203,6 +204,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.inbox[rest] = [(request_id.decode(), data) for request_id, data in entries]
             case "dead":
                 found.dead = {request_id.decode() for request_id, _ in value}
+            case "disagreed":
+                found.disagreed = {request_id.decode() for request_id, _ in value}
             case "verdict":
                 found.verdict[rest] = value
             case "joined":

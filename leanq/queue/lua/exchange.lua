@@ -12,6 +12,7 @@ local call, phases = redis.call, tag .. ':phase'
 local processing = tag .. ':processing:' .. worker
 
 -- The lease, and whatever is rare.
+if reason == 'kernels_disagree' then return false end
 local lease = call('HGET', phases, request_id)
 if phase.kind(lease) ~= phase.LEASED then return false end
 local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, detached =

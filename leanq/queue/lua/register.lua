@@ -5,8 +5,8 @@
 -- A user who lacks a right would end a later script in its middle, with requests in no list. So these are
 -- all keys and commands of a worker's scripts:
 local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined:
-  isolating: environments fingerprints verdict: warm: shares: workers info stop: processing: dead deadreq: states: collect
-  snaps snap: making: chunk:]]
+  isolating: environments fingerprints verdict: warm: shares: workers info stop: processing: dead disagreed deadreq: states:
+  collect snaps snap: making: chunk:]]
 local COMMANDS = [[COPY DEL EXISTS GET GETRANGE HDEL HEXISTS HGET HGETALL HINCRBY HLEN HMGET HSCAN HSET HSETNX LINDEX
   LLEN LMOVE LPOP LPUSH LREM MGET PEXPIRE RENAME RPUSH SADD SETRANGE STRLEN UNLINK XADD ZADD ZCARD ZCOUNT ZINCRBY
   ZPOPMIN ZRANGE ZRANGEBYSCORE ZREM ZREMRANGEBYRANK ZREVRANGE ZSCORE]]

@@ -22,7 +22,7 @@ function requeue.one(request_id, how)
   if attempts >= max_attempts then
     local lease = phase.read_lease(phase_text)
     local _, run_worker = phase.read_joined(phase_text)
-    bury(request_id, r, attempts, lease and lease.worker or run_worker or '')
+    bury('dead', request_id, r, attempts, lease and lease.worker or run_worker or '')
     publish.reply(request_id, r.client, publish.verdict(r, 'poisoned', 'too_many_deaths', attempts, 0))
     counters.ended(r.environment, 'poisoned', 'too_many_deaths', 1)
     return 'poisoned'

@@ -1,4 +1,4 @@
--- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
+-- parts: clock bulk phase publish counters record dead_letters single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
 -- each call: settle.shares, settle.written, settle.gone = nil, {}, {}
 -- Settles the requests that a worker has finished.
@@ -76,6 +76,11 @@ function settle.one(request_id, reply, how, lease, runs)
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
   -- A run without a client was withdrawn before.
   if lease.client ~= '' then
+    if how.reason == 'kernels_disagree' then
+      local r = record.load(request_id)
+      local text = type(reply) == 'table' and redis.call('GET', reply.key) or reply
+      if r then bury('disagreed', request_id, r, r.attempts + 1, lease.worker, text) end
+    end
     local name, n = tag .. ':req:' .. request_id, #settle.written
     if type(reply) == 'table' then publish.write(name, reply, reply_ttl_ms)
     else settle.written[n + 1], settle.written[n + 2] = name, reply end
