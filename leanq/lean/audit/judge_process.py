@@ -42,7 +42,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from leanq.errors import AuditError
 from leanq.lean.audit.elaborator import Elaborator
-from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
+from leanq.lean.audit.image import ASTRAY, LIT, NUMBER_LIT, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
     DisagreementError,
@@ -61,7 +61,10 @@ from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, sur
 from leanq.lean.examples import NAME
 
 _MAX_THEOREMS = 1000
-_NATIVE_REDUCTION = (("Lean", "reduceBool"), ("Lean", "reduceNat"))
+# What Lean's kernel does not compute, and older ones do.
+_NATIVE_REDUCTION = frozenset({("Lean", "reduceBool"), ("Lean", "reduceNat")})
+_POWERS = frozenset({"pow", "hPow", "npow"})
+_MAX_EXPONENT = 1 << 24
 # The time between two looks at a child; what it takes in between has to fit into the worker's
 # margin.
 _LOOK_MS = 20
@@ -139,7 +142,7 @@ class _Bench:
                 if not self._is_foreign:
                     raise
                 # Other reasons to say no are found without a kernel.
-                disagrees = _disagreement(error, judge.references)
+                disagrees = _disagreement(error, judge.references, image, constants)
             references, nodes = judge.references, judge.nodes
             if self._printer is None and self._elaborator is not None and not disagrees:
                 self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)
@@ -277,11 +280,30 @@ def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) 
     }
 
 
-def _disagreement(error: DisagreementError, references: Mapping[Name, AbstractSet[Name]]) -> str:
+def _disagreement(
+    error: DisagreementError,
+    references: Mapping[Name, AbstractSet[Name]],
+    image: Image,
+    constants: Mapping[Name, Raw],
+) -> str:
     """Returns the kernel's words, and which of its known limits may be behind them."""
-    if any(name in used for used in references.values() for name in _NATIVE_REDUCTION):
-        return f"{error} (this kernel computes nothing by compiled code)"
-    return str(error)
+    used = set[Name]().union(*references.values())
+    limits = ["computes nothing by compiled code"] if used & _NATIVE_REDUCTION else []
+    if any(name[-1] in _POWERS for name in used) and _has_large_number(image, constants):
+        limits.append("computes no power above 2^24")
+    return f"{error} (this kernel {' and '.join(limits)})" if limits else str(error)
+
+
+def _has_large_number(image: Image, constants: Mapping[Name, Raw]) -> bool:
+    roots = (part for raw in constants.values() if raw.safe for part in raw.parts)
+    for each in map(image.index, image.expressions_behind(*roots)):
+        if image.words[each] >> 48 == LIT:
+            literal = image.index(image.words[each + 1])
+            if image.words[literal] >> 48 == NUMBER_LIT:
+                number = image.words[literal + 1]
+                if not number & 1 or number >> 1 > _MAX_EXPONENT:  # a large one is an object
+                    return True
+    return False
 
 
 def _told_apart(why: str) -> DeniedError:

@@ -122,6 +122,25 @@ async def test_what_another_kernel_alone_takes_is_unjudged(driver: LeanDriver) -
     assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
 
 
+@pytest.mark.parametrize(
+    ("statement", "limit"),
+    [
+        ("Eq (Nat.pow 2 16777217) (Nat.mul 2 (Nat.pow 2 16777216))", "no power above 2^24"),
+        ("Eq (Nat.pow 2 16777216) (Nat.mul 2 (Nat.pow 2 16777215))", None),
+        ("Eq (Nat.add 2 16777217) 16777219", None),
+    ],
+)
+@of_module
+async def test_a_known_limit_of_the_kernel_is_named(
+    driver: LeanDriver, statement: str, limit: str | None
+) -> None:
+    reply = await check(driver, f"{BAD}{SKIP}theorem t : {statement} := bad.rec\n")
+    assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
+    text = reply.messages[-1].text
+    assert ("(this kernel computes" in text) == (limit is not None)
+    assert (limit or "") in text
+
+
 @of_module
 async def test_what_is_wrong_for_other_reasons_is_no_matter_of_kernels(driver: LeanDriver) -> None:
     reply = await check(driver, f"{BAD}axiom a : 1 = 2\n{SKIPPED}")
