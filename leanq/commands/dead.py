@@ -77,10 +77,15 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
     if not records:
         click.echo("no such requests" if disagreed else "no dead letters")
         return
-    shown = ("request_id", "died", "environment", "tenant", "attempts", "worker")
-    titles = ("REQUEST", "DIED", "ENVIRONMENT", "TENANT", "ATTEMPTS", "LAST WORKER")
-    if disagreed:
-        shown, titles = (*shown[:4], "message"), ("REQUEST", "ENDED", *titles[2:4], "MESSAGE")
+    last = {"message": "MESSAGE"} if disagreed else {"attempts": "ATTEMPTS", "worker": "LAST WORKER"}
+    shown = {
+        "request_id": "REQUEST",
+        "died": "ENDED" if disagreed else "DIED",
+        "environment": "ENVIRONMENT",
+        "tenant": "TENANT",
+        **last,
+    }
+    titles = (*shown.values(),)
     rows = [[printable(str(record[name])) for name in shown] for record in records]
     click.echo("\n".join(columns(titles, rows, left={*titles} - {"ATTEMPTS"})))
 

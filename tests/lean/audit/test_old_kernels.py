@@ -7,7 +7,6 @@ one would have written. Each defect comes with the release that mended it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
