@@ -77,7 +77,9 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
     if not records:
         click.echo("no such requests" if disagreed else "no dead letters")
         return
-    last = {"message": "MESSAGE"} if disagreed else {"attempts": "ATTEMPTS", "worker": "LAST WORKER"}
+    last = {"attempts": "ATTEMPTS", "worker": "LAST WORKER"}
+    if disagreed:
+        last = {"message": "MESSAGE"}
     shown = {
         "request_id": "REQUEST",
         "died": "ENDED" if disagreed else "DIED",

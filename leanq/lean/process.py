@@ -296,8 +296,10 @@ class Lean:
 
     def command(self, args: Sequence[str] = ()) -> list[str]:
         """Returns the command that reads a text from standard input."""
-        environment = self.environment
-        return [*environment.toolchain.command, *environment.options, *args, "--json", "--stdin"]
+        environment, toolchain = self.environment, self.environment.toolchain
+        # An older Lean knows none of these options, and would end with an error.
+        args = [a for a in args if toolchain.has_weak_options or not a.startswith("-Dweak.")]
+        return [*toolchain.command, *environment.options, *args, "--json", "--stdin"]
 
     async def _plain(self, slot: Slot) -> Sandbox:
         """Returns the slot's sandbox in which Lean starts."""

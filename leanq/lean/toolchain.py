@@ -84,8 +84,17 @@ class Toolchain:
     @property
     def can_snapshot(self) -> bool:
         """True if it knows the flags ``--incr-…``, which came with 4.32."""
+        return self._minor >= 32
+
+    @property
+    def has_weak_options(self) -> bool:
+        """True if it passes over an option ``-Dweak.…`` that it lacks, which came with 4.11."""
+        return self._minor >= 11
+
+    @property
+    def _minor(self) -> int:
         numbers = re.match(r"4\.(\d+)", self.version)
-        return numbers is not None and int(numbers[1]) >= 32
+        return int(numbers[1]) if numbers else 0
 
     @property
     def library(self) -> Path | None:

@@ -139,6 +139,54 @@ def test_a_sorry_in_text_that_is_no_message() -> None:
     assert verdict(b"declaration uses 'sorry'\nwarning: declaration uses `sorry`\n") == "accepted"
 
 
+# The words of each version
+
+_FIRST_FIELDS = ("fileName", "pos", "endPos", "severity", "caption", "data", "keepFullRange")
+
+
+def said_by(minor: int, text: str, severity: str = "error", kind: str = "[anonymous]") -> bytes:
+    """One line as Lean 4.``minor`` prints it."""
+    fields = json.loads(line(text, severity, kind=kind))
+    since = dict.fromkeys(_FIRST_FIELDS, 9) | {"kind": 15, "isSilent": 19}
+    known = {name: fields[name] for name, first in since.items() if minor >= first}
+    return json.dumps(known).encode() + b"\n"
+
+
+def sorry_of(minor: int) -> bytes:
+    text = "declaration uses `sorry`" if minor >= 28 else "declaration uses 'sorry'"
+    return said_by(minor, text, "warning", "hasSorry")
+
+
+def heartbeats_of(minor: int) -> bytes:
+    advice = "use" if minor <= 10 else "Use" if minor <= 21 else "Note: Use"
+    gap = "\n" if minor <= 21 else "\n\n"
+    return said_by(
+        minor,
+        "(deterministic) timeout at `whnf`, maximum number of heartbeats (2000) has been reached"
+        f"{gap}{advice} `set_option maxHeartbeats <num>` to set the limit.",
+    )
+
+
+def recursion_of(minor: int) -> bytes:
+    return said_by(minor, RECURSION, kind="runtime.maxRecDepth")
+
+
+def kernel_recursion_of(minor: int) -> bytes:
+    more = ", use `set_option maxRecDepth <num>` to increase it" if minor >= 33 else ""
+    return said_by(minor, f"(kernel) deep recursion detected{more}")
+
+
+@pytest.mark.parametrize("minor", [9, 11, 14, 15, 19, 20, 22, 25, 27, 28, 33, 35])
+def test_the_words_of_each_version_are_understood(minor: int) -> None:
+    assert verdict(sorry_of(minor)) == "incomplete"
+    assert verdict(heartbeats_of(minor), FAILED) == "exhausted"
+    assert verdict(recursion_of(minor), FAILED) == "exhausted"
+    assert verdict(kernel_recursion_of(minor), FAILED) == "exhausted"
+    assert verdict(said_by(minor, "(kernel) deterministic timeout"), FAILED) == "exhausted"
+    assert verdict(said_by(minor, "unsolved goals\n⊢ p") + sorry_of(minor), FAILED) == "rejected"
+    assert verdict(said_by(minor, "unused variable `x`", "warning")) == "accepted"
+
+
 # Budgets
 
 

@@ -19,6 +19,8 @@ import pytest
 
 from leanq.errors import ToolchainError
 from leanq.lean import toolchain as toolchain_module
+from leanq.lean.environment import open_environment
+from leanq.lean.process import Lean
 from leanq.lean.toolchain import LAUNCHER, Toolchain, find_toolchain_and_path
 
 SYSTEM = "/usr/bin:/bin"
@@ -405,3 +407,19 @@ def test_settings_of_leanq_are_not_shown_to_other_programs(tmp_path: Path) -> No
     find_toolchain(str(spy), environ=environ)
     assert "KEPT=1" in seen.read_text()
     assert "secret" not in seen.read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "passed"),
+    [("4.9.0", False), ("4.10.1", False), ("4.11.0-rc1", True), ("4.35.0", True)],
+)
+def test_an_old_lean_gets_no_option_that_it_may_lack(
+    tmp_path: Path, version: str, passed: bool
+) -> None:
+    program = canned_lean(tmp_path / "lean", version)
+    environment = open_environment(
+        "old", None, lean=str(program), cache=tmp_path / "cache", environ={}
+    )
+    command = Lean(environment, slots=1).command(("-Dweak.x=1", "-Dy=2", "-o", "M.olean"))
+    assert ("-Dweak.x=1" in command) == passed
+    assert command[-5:] == ["-Dy=2", "-o", "M.olean", "--json", "--stdin"]
