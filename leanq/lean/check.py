@@ -23,7 +23,7 @@ from leanq.errors import AuditError
 from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.evaluators import evaluators
-from leanq.lean.audit.judges import Judgement, Judges, Parts
+from leanq.lean.audit.judges import JudgeLimitError, Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
@@ -80,7 +80,8 @@ class Auditor:
         known = self._known.get(key)
         if known is None:
             find_olean = self._lean.environment.find_olean
-            known = self._known[key] = ImportedAxioms(header, self._lean.ask, find_olean)
+            read = self.judges.axioms
+            known = self._known[key] = ImportedAxioms(header, self._lean.ask, find_olean, read)
         return known
 
 
@@ -243,6 +244,8 @@ class Compilation:
             findings = await auditor.findings(found.survey, self._header, allowed)
         except AuditError as error:
             return _unaudited(reply, error)
+        except JudgeLimitError as error:
+            return _unjudged(reply, "judge_limit", f"Lean accepts it, and {error}")
         reply = _after_audit(reply, findings)
         if reply.verdict == "accepted" and self._names_sorry:
             return _with_a_sorry(

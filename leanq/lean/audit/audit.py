@@ -1,8 +1,9 @@
 """Finds the axioms that a compiled file rests on, without running anything of the file.
 
-The file's own constants are read as data (see :mod:`leanq.lean.audit.survey`). Lean itself tells
-the axioms behind the imported constants that they lead to. `ImportedAxioms` asks it, in a process
-that imports what the file imports and never the file, and remembers the answers.
+The file's own constants are read as data (see :mod:`leanq.lean.audit.survey`). Where another Lean's
+kernel judges, it also tells the axioms behind the imported constants that they lead to. Elsewhere
+Lean itself does. `ImportedAxioms` asks a process that imports what the file imports and never the
+file, and remembers the answers.
 
 The declaring file identifies an axiom, and its name does not. A file without imports can declare
 ``axiom propext : False``, which makes that axiom no standard one.
@@ -14,7 +15,7 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +88,15 @@ def print_axioms_source(header: Header, names: Iterable[Name]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+Read = Callable[[Header, Sequence[Name]], Awaitable[Mapping[Name, frozenset[str]] | None]]
+
+
 class ImportedAxioms:
     """The axioms behind the constants that one header imports in one environment.
 
     ``ask`` runs Lean in that environment on a source of ours, and returns its output with
-    ``--json``. ``find_olean`` returns the compiled file of a module of that environment.
+    ``--json``. ``find_olean`` returns the compiled file of a module of that environment. ``read``
+    returns what the judge's kernel has; None if Lean has to be asked.
 
     Answers are remembered for good. Overlapping lookups may ask for one constant twice, and get the
     same answer.
@@ -102,7 +107,9 @@ class ImportedAxioms:
         header: Header,
         ask: Callable[[str], Awaitable[str]],
         find_olean: Callable[[str], Path | None],
+        read: Read | None = None,
     ) -> None:
+        self._read = read
         self._header = header
         self._ask = ask
         self._find_olean = find_olean
@@ -116,6 +123,11 @@ class ImportedAxioms:
         return {name: self._known[name] for name in names}
 
     async def _learn(self, names: set[Name]) -> None:
+        if self._read is not None:
+            found = await self._read(self._header, sorted(names, key=str))
+            if found is not None:
+                self._known |= found
+                return
         unspeakable = {name for name in names if not _has_syntax(name)}
         hidden: dict[Name, Constant] = {}
         if unspeakable:

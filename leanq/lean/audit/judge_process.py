@@ -21,6 +21,7 @@ proved. The operations:
 - ``examples``: the file of a text, and one for each of its examples, with a name for that example.
 - ``verify``: a target and a candidate.
 - ``names``: no file; whether the imports mean what the kernel does by the names that it knows.
+- ``axioms``: no file; the axioms behind imported constants of these ``names``.
 
 Call only `main`, and only in a process of its own.
 """
@@ -34,7 +35,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
@@ -105,6 +106,9 @@ class _Bench:
         try:
             if order["op"] == "names":
                 return {"unsettled": unsettled(self.kernel) if self.kernel else {}}
+            if order["op"] == "axioms":
+                names = [tuple(each) for each in order["names"]]
+                return {"behind": axioms_behind(self.kernel, names) if self.kernel else []}
             images = [open_image(parts) for parts in files]
             if order["op"] == "examples":
                 return self._examples(images[0], images[1:], order)
@@ -278,6 +282,34 @@ def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) 
         for name, raw in constants.items()
         if name[-2:] == tuple(ending) and raw.kind == "axiom" and image.is_prop(raw.type_)
     }
+
+
+def axioms_behind(kernel: Kernel, names: Iterable[Name]) -> list[list[str]]:
+    """Returns the axioms that each imported constant rests on, as the kernel's environment has it.
+
+    Raises:
+        DeniedError: there is no such constant, or it refers to one that is not there.
+    """
+    read = cache(kernel.references)
+    found: dict[Name, set[Name]] = {}
+    for name in names:
+        axioms, seen, todo = set[Name](), {name}, [name]
+        while todo:
+            each = todo.pop()
+            if each in found:
+                axioms |= found[each]
+                continue
+            said = read(each)
+            if said is None:
+                raise DeniedError("kernel_refused", f"no import declares {display(each)}")
+            is_axiom, used = said
+            if is_axiom:
+                axioms.add(each)
+            fresh = [other for other in used if other not in seen]
+            seen |= {*fresh}
+            todo += fresh
+        found[name] = axioms
+    return [sorted(map(display, found[name])) for name in names]
 
 
 def _disagreement(

@@ -60,6 +60,7 @@ class Judgement:
         survey: the file's own axioms, and the imported constants that it leads to.
         theorems: the theorems that it declares; for a verification, the target's.
         statements: each theorem's statement in Lean's words; "" if it was not printed.
+        behind: the axioms behind each constant that was asked for.
         unsettled: names that may mean something else than the kernel takes for granted, and why.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
@@ -78,12 +79,17 @@ class Judgement:
     survey: Survey = _NOTHING
     theorems: tuple[str, ...] = ()
     statements: tuple[str, ...] = ()
+    behind: tuple[frozenset[str], ...] = ()
     unsettled: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
     kernel: str | None = None
     cpu_s: float = 0.0
     peak_bytes: int = 0
+
+
+class JudgeLimitError(Exception):
+    """The judge ran into a limit, which says nothing of the file."""
 
 
 Parts = Sequence[bytes]
@@ -206,6 +212,26 @@ class Judges:
     ) -> Judgement:
         """Judges a candidate, and whether it states what a target states."""
         return await self._ask(header, [target, candidate], {**order, "op": "verify"}, limits)
+
+    async def axioms(
+        self, header: Header, names: Sequence[Name]
+    ) -> Mapping[Name, frozenset[str]] | None:
+        """Returns the axioms behind constants that a header imports, as the kernel has them; None
+        where the environment's own Lean has to tell.
+
+        Raises:
+            JudgeLimitError: the judge cannot tell within its limits.
+            AuditError: there is no such constant.
+        """
+        if self._images is None or await self.unavailable():
+            return None
+        order = {"op": "axioms", "names": names}
+        found = await self._asked(_Imports.of(header), [], order, _SELF_TEST_LIMITS)
+        if why := found.limit or found.unavailable:
+            raise JudgeLimitError(f"the axioms behind its imports are not known: {why}")
+        if found.rule:
+            raise AuditError(found.text)
+        return dict(zip(names, found.behind, strict=True))
 
     async def _ask(
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
@@ -523,6 +549,8 @@ class _JudgeProcess:
 
 
 def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
+    if "behind" in answer:
+        return Judgement(behind=tuple(map(frozenset, answer["behind"])), unavailable=unavailable)
     if "unsettled" in answer:
         return Judgement(unsettled=answer["unsettled"], unavailable=unavailable)
     if "limit" in answer:

@@ -74,6 +74,7 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "mark_persistent": ("lean_mark_persistent", (_POINTER,)),
     "_run_initialisers": ("lean_enable_initializer_execution", ()),
     "_save": ("l_Lean_saveModuleData", (_POINTER,) * 3),
+    "_used": ("l_Lean_Expr_getUsedConstants", (_POINTER,)),
 }
 # Their results, if they return no object.
 _RESULTS = {
@@ -108,7 +109,8 @@ _EXCEPTIONS = (
 # `Lean.OLeanLevel`: how much of the imports is loaded.
 _WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
 
-_DEFINITION = 1  # the constructor of `Lean.ConstantInfo`
+# `Lean.ConstantInfo`: definitions, theorems and opaque constants have a value.
+_AXIOM, _DEFINITION, _WITH_VALUE, _INDUCTIVE = 0, 1, (1, 2, 3), 5
 
 _OWN = 1  # the reference count of an object that only its maker knows
 WORD_BYTES = 8
@@ -308,6 +310,7 @@ class Kernel(Objects):
     mark_persistent: Any
     _run_initialisers: Any
     _save: Any
+    _used: Any
 
     def __init__(self, libraries: Sequence[str]) -> None:
         """Loads the libraries and imports nothing yet.
@@ -483,6 +486,27 @@ class Kernel(Objects):
         for each in (environment, name):  # this function consumes it
             retain(each)
         return int(self._find(environment, name))
+
+    def references(self, name: Name) -> tuple[bool, list[Name]] | None:
+        """Returns whether a constant of the environment is an axiom, and the constants in its type
+        and its value, with an inductive type's constructors; None if there is no such constant."""
+        option = self.found(self.env, self.name(name))
+        if option & 1:
+            return None
+        info = word(option + WORD_BYTES)
+        value, kind = word(info + WORD_BYTES), self.tag(info)
+        parts = [self.type_in(info)]
+        if kind in _WITH_VALUE:
+            parts.append(word(value + 2 * WORD_BYTES))
+        used = list(self.items(word(value + 5 * WORD_BYTES))) if kind == _INDUCTIVE else []
+        for part in parts:
+            retain(part)  # this function may consume it
+            names = self._used(part)
+            used += (
+                word(names + (3 + number) * WORD_BYTES)
+                for number in range(word(names + WORD_BYTES))
+            )
+        return kind == _AXIOM, [self.read_name(each) for each in used]
 
     def save_module(
         self, path: str, module: Name, imports: Iterable[Name], constants: Mapping[int, int]

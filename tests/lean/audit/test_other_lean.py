@@ -21,6 +21,7 @@ from support.paths import ROOT
 from support.sites import new_site
 
 from leanq.errors import AuditError
+from leanq.lean.audit.audit import ImportedAxioms
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_lean import judge_lean
 from leanq.lean.audit.judges import Judgement, Judges
@@ -120,6 +121,36 @@ async def test_what_another_kernel_alone_takes_is_unjudged(driver: LeanDriver) -
     target = "theorem t : False := sorry\n"
     reply = await driver.run(Request(op="verify", code=BAD + SKIPPED, target=target))
     assert said(reply) == ("unjudged", "kernels_disagree", "4.35.0"), reply.messages
+
+
+@of_module
+async def test_axioms_behind_imports_come_from_the_kernel(
+    driver: LeanDriver, other: Environment, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that `Init` declares or imports, as the environment's Lean tells it."""
+    opened = driver.opened
+    header = split_header("import Init\n")
+    names = [
+        name
+        for module in ("Core", "Init")
+        for name in Image(
+            read_parts(lean.parents[1] / "lib" / "lean" / f"{module}.olean")
+        ).constants()
+    ]
+    asked = ImportedAxioms(header, opened.lean.ask, other.find_olean)
+    told = await opened.auditor.judges.axioms(header, names)
+    assert told == await asked.look_up(names)
+    assert len({*told.values()}) > 10
+    with pytest.raises(AuditError, match=r"no import declares Nat\.odd"):
+        await opened.auditor.judges.axioms(header, [("Nat", "odd")])
+
+    async def refused(source: str) -> str:
+        raise AssertionError(source)
+
+    monkeypatch.setattr(opened.lean, "ask", refused)
+    reply = await check(driver, "theorem t : Nat.le 1 (Nat.succ 4) := Nat.succ_pos 4\n")
+    assert said(reply) == ("rejected", "forbidden_axiom", "4.35.0"), reply.messages
+    assert reply.axioms == ("Nat.succ_pos",)
 
 
 @pytest.mark.parametrize(
