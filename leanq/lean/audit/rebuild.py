@@ -73,13 +73,12 @@ class Rebuilder:
         return self._renamed.get(parts) or self._made(parts)
 
     def _made(self, parts: Name) -> int:
-        found = self._by_parts.get(parts)
-        if found is None:
-            for end in range(1, len(parts) + 1):
-                if parts[:end] not in self._by_parts:
-                    above = self._by_parts[parts[: end - 1]]
-                    self._by_parts[parts[:end]] = self._kernel.name_part(above, parts[end - 1])
-            found = self._by_parts[parts]
+        known, start = self._by_parts, len(parts)
+        while parts[:start] not in known:
+            start -= 1
+        found = known[parts[:start]]
+        for end in range(start + 1, len(parts) + 1):
+            found = known[parts[:end]] = self._kernel.name_part(found, parts[end - 1])
         return found
 
     def name(self, address: int) -> int:
