@@ -88,7 +88,7 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
         **last,
     }
     titles = (*shown.values(),)
-    rows = [[printable(str(record[name])) for name in shown] for record in records]
+    rows = [[printable(str(record.get(name, "–"))) for name in shown] for record in records]
     click.echo("\n".join(columns(titles, rows, left={*titles} - {"ATTEMPTS"})))
 
 
@@ -199,7 +199,7 @@ def _only_one(ids: Iterable[str], text: str) -> str:
 
 def _record(letter: DeadLetter) -> dict[str, Any]:
     asked = letter.submission
-    said = {}
+    said: dict[str, Any] = {}
     if letter.reply:
         try:
             reply = wire.unpack_reply(asked.request_id, letter.reply)

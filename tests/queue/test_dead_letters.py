@@ -80,22 +80,32 @@ def disagreed(job: Job, text: str = "no such reduction") -> Settlement:
 async def test_texts_on_which_kernels_disagree_are_kept(
     shard: Shard, want: int, large: bool
 ) -> None:
-    body, text = (LARGE, "x" * LARGE_BYTES) if large else (b"the code", "why")
+    body = b"the code"
     await shard.submit("r", "other", body=body)
     job = await shard.job()
-    end = disagreed(job, text)
+    end = disagreed(job, "x" * LARGE_BYTES if large else "why")
     found = await shard.claim("w", want, settle=[end])
     assert (found.accepted, [each.request_id for each in found.jobs]) == ((True,), ["other"][:want])
     assert await shard.end("r") == ("unjudged", 1, 0)
     letter = await shard.queue.dead_letter("r")
     asked = submission("r", body=body)
-    assert letter == DeadLetter(asked, "c", 1, "w", shard.now_ms / 1000, end.reply)
+    assert letter == DeadLetter(
+        asked, "c", 1, "w", shard.now_ms / 1000, b"" if large else end.reply
+    )
     assert await shard.queue.dead_request_ids(9, disagreed=True) == ["r"]
     assert await shard.queue.dead_request_ids(9) == []
     assert (await shard.queue.status()).dead == 0
     again = await send_again(shard.queue, letter)
     assert shard.dump().disagreed == shard.dump().deadreq == set()
     assert await shard.queue.cancel([again, "other"]) == [True, True]
+
+
+async def test_no_large_text_on_which_kernels_disagree_fills_the_memory(shard: Shard) -> None:
+    await shard.submit("r", body=LARGE)
+    await shard.claim("w", 0, settle=[disagreed(await shard.job())])
+    assert await shard.end("r") == ("unjudged", 1, 0)
+    assert shard.dump().disagreed == shard.dump().deadreq == set()
+    assert not shard.dump().body
 
 
 async def test_only_the_newest_texts_on_which_kernels_disagree_are_kept(

@@ -76,9 +76,9 @@ function settle.one(request_id, reply, how, lease, runs)
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
   -- A run without a client was withdrawn before.
   if lease.client ~= '' then
-    if how.reason == 'kernels_disagree' then
-      local r = record.load(request_id)
-      local text = type(reply) == 'table' and redis.call('GET', reply.key) or reply
+    -- Any client can send many such requests, so large ones would fill the memory.
+    if how.reason == 'kernels_disagree' and lease.detached == '' then
+      local r, text = record.load(request_id), type(reply) == 'string' and reply or nil
       if r then bury('disagreed', request_id, r, r.attempts + 1, lease.worker, text) end
     end
     local name, n = tag .. ':req:' .. request_id, #settle.written
