@@ -45,8 +45,6 @@ class ClientQueue:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
         """
         remember = self.shard.reply_ttl_ms if self.shard.settings.remember_s > 0 else 0
-        if len(batch) == 1 and not remember and await self._submit_one(client, batch[0]):
-            return [_QUEUED]
         kinds: dict[tuple[object, ...], int] = {}
         requests: list[tuple[str, int, str, str, bytes | int]] = []
         uploads: dict[str, bytes] = {}
@@ -90,28 +88,6 @@ class ClientQueue:
         for number, answer in zip(answers[::2], answers[1::2], strict=True):
             became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
         return became
-
-    async def _submit_one(self, client: str, item: Submission) -> bool:
-        """Submits a single new request that simply waits; returns whether it was taken in."""
-        if len(item.body) > LARGE_BYTES:
-            return False
-        affinity, second_affinity, *_ = (*item.affinity, "", "")
-        answer = await self.shard.run(
-            "submit_one",
-            client=client,
-            max_waiting=self.shard.settings.max_waiting,
-            environment=item.environment,
-            priority=item.priority,
-            deadline_ms=item.deadline_ms,
-            run_ms=item.longest_run_ms,
-            affinity=affinity,
-            second_affinity=second_affinity,
-            tenant=item.tenant,
-            digest=item.digest,
-            request_id=item.request_id,
-            body=item.body,
-        )
-        return answer is not None
 
     async def _remove_left_uploads(self) -> None:
         if left := tuple(self._left_uploads):

@@ -164,10 +164,6 @@ SCRIPTS: Mapping[str, Script] = {
         "client max_waiting:int remember_ms:int upload kinds:packed",
         {"requests": "request_id kind tenant digest body:bytes"},
     ),
-    "submit_one": Script(
-        "client max_waiting:int environment priority:int deadline_ms:int run_ms:int affinity "
-        "second_affinity tenant digest request_id body"
-    ),
     "claim": Script(
         "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int "
         "ends:packed",

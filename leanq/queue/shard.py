@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 # Workers load these scripts for clients, whose users may not.
 _CALLED_BY_CLIENTS = (
-    *("submit", "submit_one", "lookup", "cancel", "state_recall"),
+    *("submit", "lookup", "cancel", "state_recall"),
     *(name for name in SCRIPTS if name.startswith("replay_")),
 )
 

@@ -75,7 +75,7 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
 
 async def test_workers_load_what_clients_call(socket: Path) -> None:
     """A client who could write a library would write what workers run with their own rights."""
-    library = library_of(script_text("submit_one"))
+    library = library_of(script_text("submit"))
     early, late = Queue(as_role(socket, "client")), Queue(as_role(socket, "client"))
     worker = Queue(as_role(socket, "worker"))
     with (
@@ -86,7 +86,7 @@ async def test_workers_load_what_clients_call(socket: Path) -> None:
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.function_load(library.text)
         with pytest.raises(redis.exceptions.NoPermissionError):
-            client.script_load(script_text("submit_one"))
+            client.script_load(script_text("submit"))
         with pytest.raises(UnavailableError, match="has not this release's scripts yet, which its"):
             await early.submit("c", [submission("0-early", echo_body(b""))])
         await worker.register("w", b"", {"echo": b""})
@@ -641,7 +641,7 @@ def test_what_a_worker_asks_for_as_it_joins_is_all_that_its_scripts_need() -> No
     names, commands = asked_for()
     assert {f":{name}" for name in names} == keys_that_workers_write()
     # Those of the scripts that neither clients nor operators alone run; TIME has no key.
-    others = {"submit", "submit_one", "lookup", "cancel", "pause", "status"}
+    others = {"submit", "lookup", "cancel", "pause", "status"}
     scripts = [name for name in SCRIPTS if name not in others and not name.startswith("replay_")]
     called = {
         command

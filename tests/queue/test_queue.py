@@ -594,6 +594,22 @@ async def test_a_hostile_value_loses_no_request(shard: Shard, harmed: str) -> No
     assert len(leased) <= 2
 
 
+@pytest.mark.parametrize("harmed", ["stats waiting:a", "stats minute", "ring:a:1", "wakeup:a"])
+async def test_a_hostile_value_loses_no_request_on_its_way_in(shard: Shard, harmed: str) -> None:
+    await shard.submit("first", "second")
+    shard.harm(harmed)
+    with contextlib.suppress(UnavailableError):
+        await shard.submit("new", tenant="u")
+    shard.server.delete(f"{shard.tag}:{harmed.partition(' ')[0]}")
+    # A client that was not told asks, and submits again what is not known.
+    if await shard.queue.lookup("c", ["new"]) == [False]:
+        await shard.submit("new", tenant="u")
+    if harmed.startswith("ring"):
+        shard.server.rpush(f"{shard.tag}:ring:a:1", "t", "u")
+    claimed = {job.request_id for job in (await shard.claim(want=9)).jobs}
+    assert claimed == {"first", "second", "new"}
+
+
 def spied_on(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the scripts that it calls from now on."""
     called: list[str] = []

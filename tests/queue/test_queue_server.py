@@ -312,7 +312,6 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
     }
     flags = {
         "submit": "",
-        "submit_one": "",
         "state_keep": "",
         "snapshot_keep": "",
         "replay_write": "",
