@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- parts: clock bulk wait_list wakeup publish counters settle isolated fair_queue lease waiting shares
+-- parts: clock bulk wait_list publish counters settle isolated fair_queue lease waiting shares
+-- parts: after_claim
 -- claim: settles finished requests, and leases up to `want` requests of `environments`.
 -- Either part may be empty. A settlement needs the current token; a repeated one needs the token that won.
 -- `token`: the token of all leases given out here. `busy`: requests in flight besides those settled here;
@@ -55,18 +56,11 @@ local shares = lease.shares or settle.shares
 if shares then shares.write() end
 
 if #lease.request_ids > 0 or waiting.popped >= waiting.MAX_POPPED or must_empty == 1 then
-  -- A worker that leaves requests waiting wakes one more worker.
-  for _, environment in ipairs(open) do
-    if counters.value('waiting:' .. environment) > 0
-      and (fair_queue.left[environment] or wait_list.any(environment)) then
-      notify(environment, 1)
-    end
-  end
+  for _, environment in ipairs(open) do after_claim.wake_another(environment, fair_queue.left[environment]) end
 end
 publish.all()
 counters.write()
 local held = redis.call('ZCARD', tag .. ':processing:' .. worker)
--- A worker that holds nothing may have a longer lease, and leaves nothing to reap.
-if held > 0 then redis.call('ZADD', tag .. ':workers', now + lease_ms, worker) end
+after_claim.extend_lease(held)
 return answer({fenced = fenced, missing = missing, request_ids = lease.request_ids, records = lease.records,
   isolated = lease.isolated, must_empty = must_empty, now_ms = now, held = held})

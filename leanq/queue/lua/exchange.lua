@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- parts: clock record phase warmth wait_list wakeup single_flight deadline publish counters
+-- parts: clock record phase warmth wait_list single_flight deadline publish counters after_claim remember
 -- exchange: does what claim does for the call that workers make most. It settles one result and claims one
 -- request in one environment. It makes claim's commands in a straight line, since lists of arguments and
 -- tables cost the server as much again. `settled_token` is the token of the result's lease, `token` that of
@@ -39,10 +39,7 @@ local has_affinity = counters.has_affinity(environment)
 local held = call('ZCARD', processing)
 
 -- The next request. A request taken out of its list is put back if claim has to look at it.
-local rings = tag .. ':ring:' .. environment .. ':'
-local zero, one, two = rings .. 0, rings .. 1, rings .. 2
--- EXISTS counts repeated keys, so the sum tells which rings exist.
-local filled = call('EXISTS', zero, one, one, two, two, two, two)
+local filled = wait_list.filled(environment)
 local run_id
 local ring, list, next_id, text, r, next_key
 if filled > 0 then
@@ -51,7 +48,7 @@ if filled > 0 then
     return false
   end
   local priority = filled % 2 == 1 and 0 or filled % 4 >= 2 and 1 or 2
-  ring = rings .. priority
+  ring = tag .. ':ring:' .. environment .. ':' .. priority
   local next_tenant = call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
   list = tag .. ':wait:' .. environment .. ':' .. priority .. ':' .. next_tenant
   next_id = call('LPOP', list)
@@ -101,16 +98,10 @@ held = held - call('ZREM', processing, request_id)
 if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
 if detached ~= '' then call('UNLINK', record.body_key(request_id)) end
 counters.write()
-if run_key and remember_ms > 0 and fingerprint ~= '' then
-  publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)
-end
--- A worker that holds nothing may have a longer lease.
-if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
+remember(fingerprint, digest, reply)
+after_claim.extend_lease(held)
 if warm and affinity ~= '' then warmth.note(environment, affinity) end
--- A worker that leaves requests waiting wakes one more worker.
-if r and counters.value('waiting:' .. environment) > 0 and (more or wait_list.any(environment)) then
-  notify(environment, 1)
-end
+if r then after_claim.wake_another(environment, more) end
 publish.inboxes[client] = {request_id, publish.told(reply)}
 publish.send(client)
 return answer({request_id = r and next_id or false, record = r and text or false, held = held, now_ms = now})

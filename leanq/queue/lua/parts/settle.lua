@@ -1,5 +1,5 @@
--- parts: clock bulk phase publish counters record dead_letters single_flight deadline requeue warmth shares
--- arguments: worker settlements ends remember_ms
+-- parts: clock bulk phase publish counters record dead_letters single_flight deadline requeue warmth shares remember
+-- arguments: worker settlements ends
 -- each call: settle.shares, settle.written, settle.gone = nil, {}, {}
 -- Settles the requests that a worker has finished.
 -- `ends`: the fields that settlements share. They are outcome, reason (may be ''), warm, way (how Lean got
@@ -88,9 +88,7 @@ function settle.one(request_id, reply, how, lease, runs)
     how.ended[lease.environment] = (how.ended[lease.environment] or 0) + 1
   end
   if lease.digest == '' then return end
-  if remember_ms > 0 and how.fingerprint ~= '' then
-    publish.write(tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, reply, remember_ms)
-  end
+  remember(how.fingerprint, lease.digest, reply)
   runs[#runs + 1] = {request_id = request_id, reply = reply, lease = lease, how = how}
 end
 

@@ -34,12 +34,16 @@ function wait_list.put(push, request_id, r)
   end
 end
 
--- Returns the priorities of an environment that have work. EXISTS counts repeated keys, so the sum tells
--- which rings exist.
-function wait_list.filled_priorities(environment)
+-- Returns which priorities of an environment have work: 1 for priority 0, 2 for 1 and 4 for 2, added up, as
+-- EXISTS counts repeated keys.
+function wait_list.filled(environment)
   local ring = tag .. ':ring:' .. environment .. ':'
-  local zero, one, two, filled = ring .. 0, ring .. 1, ring .. 2, {}
-  local found = redis.call('EXISTS', zero, one, one, two, two, two, two)
+  local zero, one, two = ring .. 0, ring .. 1, ring .. 2
+  return redis.call('EXISTS', zero, one, one, two, two, two, two)
+end
+
+function wait_list.filled_priorities(environment)
+  local found, filled = wait_list.filled(environment), {}
   if found % 2 == 1 then filled[1] = 0 end
   if found % 4 >= 2 then filled[#filled + 1] = 1 end
   if found >= 4 then filled[#filled + 1] = 2 end
