@@ -46,7 +46,6 @@ from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest,
 from leanq.producer.route import Waiter, failed
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, check_name
-from leanq.queue.wire import unpack_request
 from leanq.states import MemoryStates
 from leanq.worker import Worker
 
@@ -204,7 +203,7 @@ class LocalRoute:
 
     async def _answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
         submission = prepared.submission
-        environment = submission.environment or await self._environment_of(prepared.state)
+        environment = submission.environment or await self._environment_of(prepared.request.state)
         driver = self._driver(environment)
         came_s = time.monotonic()
         deadline_s = submission.deadline_ms / 1000 or None
@@ -218,7 +217,7 @@ class LocalRoute:
         try:
             waiter.acknowledged()
             queued_s = time.monotonic() - came_s
-            reply = await driver.run(unpack_request(submission.body))
+            reply = await driver.run(prepared.request)
         finally:
             self._gate.leave()
             await self._states.collect()

@@ -152,7 +152,7 @@ class GatewayClient(AsyncLeanQClient):
         if found := self._pending.get(made):
             return self._same(found, prepared)
         named = structs.replace(submission, request_id=made.request_id(shards))
-        prepared = PreparedRequest(named, prepared.read, prepared.state)
+        prepared = structs.replace(prepared, submission=named)
         pending = self._enter(Pending(made, prepared, self._left))
         self.recent.add(tenant, named, pending)
         self._open_route().send(prepared, pending)

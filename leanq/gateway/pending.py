@@ -80,7 +80,7 @@ class Pending:
     """A request that this gateway waits for.
 
     Args:
-        prepared: the request; None if only its name is known.
+        prepared: the request; None if only its name is known. Its text is kept once, as packed.
         left: called with this once it has ended.
 
     Attributes:
@@ -88,7 +88,16 @@ class Pending:
         end: the reply or the error that it ended with; None before.
     """
 
-    __slots__ = ("_callbacks", "_is_known", "_known", "_left", "_prepared", "end", "name")
+    __slots__ = (
+        "_callbacks",
+        "_is_known",
+        "_known",
+        "_left",
+        "_read",
+        "_submission",
+        "end",
+        "name",
+    )
 
     def __init__(
         self,
@@ -98,7 +107,8 @@ class Pending:
     ) -> None:
         self.name = name
         self.end: End | None = None
-        self._prepared = prepared
+        self._submission = prepared.submission if prepared else None
+        self._read = prepared.read if prepared else None
         self._left = left
         self._callbacks: list[Callable[[End], None]] = []
         self._is_known = False
@@ -108,14 +118,14 @@ class Pending:
     @property
     def size_bytes(self) -> int:
         """The bytes of its text, as long as the gateway has it; else 0."""
-        return len(self._prepared.submission.body) if self._prepared else 0
+        return len(self._submission.body) if self._submission else 0
 
     @property
     def content(self) -> str | None:
         """A digest of the request (see ``content_of``); None if only its name is known."""
-        if self._prepared is None:
+        if self._submission is None:
             return None
-        return content_of(self._prepared.submission.environment, self._prepared.submission.digest)
+        return content_of(self._submission.environment, self._submission.digest)
 
     async def known(self) -> None:
         """Waits until the queue has acknowledged it or it has ended."""
@@ -137,10 +147,10 @@ class Pending:
         if self.end is None:
             self.end = end
             self._left(self)
-            if self._prepared and isinstance(end, Reply):
+            if self._read and isinstance(end, Reply):
                 # Reading notes where the reply's states are. Its caller reads the rest.
                 with contextlib.suppress(LeanQError):
-                    self._prepared.read(end)
+                    self._read(end)
             callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:
                 callback(end)

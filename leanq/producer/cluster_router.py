@@ -229,9 +229,9 @@ class ClusterRouter:
         if self._refuse_duplicate(request_id, waiter):
             return
         sent = self.outstanding[request_id] = _Routed(self, prepared, waiter)
-        if not prepared.state:
+        if not prepared.request.state:
             self._assign(sent, self._choose(sent) or self._choose(sent, down=True))
-        elif home := self._homes.get(prepared.state):
+        elif home := self._homes.get(prepared.request.state):
             self._assign(sent, home)
         else:
             sent.finding = asyncio.get_running_loop().create_task(self._find(sent))
@@ -345,7 +345,7 @@ class ClusterRouter:
     def _assign(self, sent: _Routed, cluster: Cluster | None) -> None:
         assert cluster, "some weight is above 0"
         sent.cluster = cluster
-        if not sent.prepared.state:
+        if not sent.prepared.request.state:
             # A request with a state never moves: other clusters need not know the state.
             cluster.waiting[sent.prepared.submission.request_id] = sent
         cluster.router.send(sent.prepared, sent)
@@ -353,7 +353,7 @@ class ClusterRouter:
     async def _find(self, sent: _Routed) -> None:
         """Looks the request's state up in every cluster, and goes to the first that knows it."""
         error: LeanQError = UnknownStateError("no cluster")
-        state = sent.prepared.state
+        state = sent.prepared.request.state
         looks = {
             asyncio.create_task(cluster.router.find(state)): cluster for cluster in self.clusters
         }

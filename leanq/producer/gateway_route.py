@@ -39,9 +39,8 @@ from leanq.errors import (
 )
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, RouteTasks, Waiter
-from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
+from leanq.queue.requests import Failure, Message, Reply, Sorry, Theorem
 from leanq.queue.shard import backoff_s
-from leanq.queue.wire import unpack_request
 
 # The lines of one batch, and the batches at a time: each lasts as long as its slowest request.
 _BATCH = 500
@@ -121,12 +120,12 @@ class GatewayRoute:
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         """Submits a request with the next batch."""
         sent = _Sent(prepared.submission.request_id, waiter, prepared)
-        request = unpack_request(prepared.submission.body)
+        request = prepared.request
         if request.op == "echo":
             waiter.ended(InvalidRequestError("a gateway serves no echo; give the client a Redis"))
         elif self._enter(sent):
             if request.op in ("export", "import"):
-                self._tasks.spawn(self._ask(sent, partial(self._moved, prepared, request)))
+                self._tasks.spawn(self._ask(sent, partial(self._moved, prepared)))
             else:
                 self._outbox.append(sent)
                 self._work.set()
@@ -271,8 +270,8 @@ class GatewayRoute:
             else:
                 return
 
-    async def _moved(self, prepared: PreparedRequest[Any], request: Request) -> Reply:
-        environment = prepared.submission.environment
+    async def _moved(self, prepared: PreparedRequest[Any]) -> Reply:
+        request, environment = prepared.request, prepared.submission.environment
         where = {"environment": environment} if environment else {}
         if request.op == "export":
             path = f"/v1/states/{request.state}/export"
@@ -303,8 +302,7 @@ class GatewayRoute:
 
 def _line(sent: _Sent) -> Mapping[str, Any]:
     assert sent.prepared
-    submission = sent.prepared.submission
-    request = unpack_request(submission.body)
+    request, submission = sent.prepared.request, sent.prepared.submission
     line: dict[str, Any] = {"op": request.op, "request_id": sent.name}
     line |= {name: value for name in _FIELDS if (value := getattr(request, name)) not in ("", ())}
     line["priority"] = submission.priority

@@ -112,11 +112,10 @@ class RecordingRoute:
             waiter.ended(end)
 
     def _record(self, prepared: PreparedRequest[Any], reply: Reply) -> None:
-        submission = prepared.submission
-        request = wire.unpack_request(submission.body)
+        request = prepared.request
         if request.op in _RECORDED:
             ended_ms, reply = time.time_ns() // 1_000_000, replace(reply, infotree=None)
-            labels, environment = prepared.labels, submission.environment
+            labels, environment = prepared.labels, prepared.submission.environment
             self._journal.write(Recorded(ended_ms, environment, labels, request, reply))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Generic, TypedDict, TypeVar, cast, get_args
@@ -120,8 +119,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Whereabouts(Struct, frozen=True):
     """Where a state can be stepped: its environment, and the affinities of workers warm for it."""
 
     environment: str
@@ -132,15 +130,16 @@ class PreparedRequest(Struct, Generic[_T], frozen=True):
     """A request to send, and the meaning of its reply to the caller.
 
     Attributes:
-        submission: the request; its environment is empty if that of ``state`` is not known yet.
+        request: the request itself.
+        submission: the request as it goes into a queue; its environment is empty if that of
+            the request's state is not known yet.
         read: turns the reply into the operation's result.
-        state: the state that the request is about, if any.
         labels: the caller's labels, as JSON.
     """
 
+    request: Request
     submission: Submission
     read: Callable[[Reply], _T]
-    state: str = ""
     labels: str = "{}"
 
 
@@ -214,8 +213,7 @@ class RequestBuilder:
                 self._learn(Whereabouts(environment, tuple(keys)), reply)
             return reply
 
-        submission = self._submission(request, environment, options, warmth)
-        return PreparedRequest(submission, read, labels=_labels(options))
+        return self._prepared(Whereabouts(environment, warmth), request, options, read)
 
     def shared(self, options: Check) -> Check:
         """Checks ``options`` at once, and returns them for use with any number of codes."""
@@ -239,14 +237,14 @@ class RequestBuilder:
                 self._learn(known, reply)
             return reply
 
-        return self._at(known, state, request, options, read)
+        return self._prepared(known, request, options, read)
 
     def export(self, state: str, options: InEnvironment) -> PreparedRequest[bytes]:
         """Returns the export of ``state``."""
         options = _checked(InEnvironment.__optional_keys__, options)
         state = self._state(state)
         known = self._whereabouts(state, options.get("env"))
-        return self._at(known, state, Request("export", state=state), options, _payload)
+        return self._prepared(known, Request("export", state=state), options, _payload)
 
     def import_(self, exported: bytes, options: InEnvironment) -> PreparedRequest[str]:
         """Returns the import of an exported state."""
@@ -263,7 +261,7 @@ class RequestBuilder:
             return reply.state
 
         request = Request("import", payload=exported)
-        return PreparedRequest(self._submission(request, environment, options), read)
+        return self._prepared(Whereabouts(environment), request, options, read)
 
     def echo(
         self, payload: bytes, delay_s: float, options: SubmitOptions
@@ -275,7 +273,7 @@ class RequestBuilder:
         # Leave the default out, so that it needs no check.
         delay: Any = {"delay_s": delay_s} if delay_s else {}
         request = Request("echo", payload=payload, **delay)
-        return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, options), _payload)
+        return self._prepared(Whereabouts(ECHO_ENVIRONMENT), request, options, _payload)
 
     def request_id(self, request_id: str) -> str:
         """Returns ``request_id`` if it is a possible one; raises UsageError."""
@@ -311,18 +309,6 @@ class RequestBuilder:
                 if state is not None:
                     self._states[state] = where
 
-    def _at(
-        self,
-        where: Whereabouts | None,
-        state: str,
-        request: Request,
-        options: SubmitOptions,
-        read: Callable[[Reply], _T],
-    ) -> PreparedRequest[_T]:
-        environment, warmth = (where.environment, where.warmth) if where else (None, ())
-        submission = self._submission(request, environment, options, warmth)
-        return PreparedRequest(submission, read, state, _labels(options))
-
     def _checked_tenant(self, tenant: str) -> str:
         if self._seals and tenant != DEFAULT_TENANT:
             raise InvalidRequestError(
@@ -331,13 +317,14 @@ class RequestBuilder:
             )
         return check_name("tenant", tenant)
 
-    def _submission(
+    def _prepared(
         self,
+        where: Whereabouts | None,
         request: Request,
-        environment: str | None,
         options: SubmitOptions,
-        warmth: tuple[str, ...] = (),
-    ) -> Submission:
+        read: Callable[[Reply], _T],
+    ) -> PreparedRequest[_T]:
+        """Returns the request, packed; ``where`` is None if its state has to be looked up."""
         priority = options.get("priority", 1)
         if not 0 <= priority < PRIORITIES:
             raise InvalidRequestError(f"priority must be 0 (most urgent), 1 or 2, got {priority}")
@@ -351,20 +338,22 @@ class RequestBuilder:
         if traceparent := options.get("traceparent"):
             # Add the trace context after the digest, so that it does not keep identical requests
             # from sharing a run.
-            body = wire.pack_request(replace(request, traceparent=traceparent))
-        return Submission(
+            request = replace(request, traceparent=traceparent)
+            body = wire.pack_request(request)
+        submission = Submission(
             request_id=new_request_id(self._settings.shards, digest)
             if request_id is None
             else self.request_id(request_id),
-            environment="" if environment is None else check_name("environment", environment),
+            environment=check_name("environment", where.environment) if where else "",
             tenant=self._checked_tenant(options.get("tenant", self._tenant)),
             priority=priority,
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),
             body=body,
-            affinity=warmth,
+            affinity=where.warmth if where else (),
             digest=urlsafe_b64encode(digest).rstrip(b"=").decode() if digest else "",
         )
+        return PreparedRequest(request, submission, read, _labels(options))
 
 
 def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:

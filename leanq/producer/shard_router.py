@@ -145,7 +145,7 @@ class ShardRouter:
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         """Submits a request once its environment is known."""
         submission = prepared.submission
-        if prepared.state and not submission.environment:
+        if prepared.request.state and not submission.environment:
             task = asyncio.get_running_loop().create_task(self._find(prepared, waiter))
             self._finding[submission.request_id, id(waiter)] = waiter, task
         else:
@@ -179,7 +179,7 @@ class ShardRouter:
         submission = prepared.submission
         error: LeanQError | None = None
         try:
-            where = await self._state_locator.find(prepared.state)
+            where = await self._state_locator.find(prepared.request.state)
         except LeanQError as fault:
             error = fault
         if self._finding.pop((submission.request_id, id(waiter)), None) is None:

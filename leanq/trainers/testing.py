@@ -37,7 +37,6 @@ from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
 from leanq.producer.route import Route, Waiter
 from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict, content_of
 from leanq.queue.settings import Settings
-from leanq.queue.wire import unpack_request
 
 if TYPE_CHECKING:
     from leanq.worker import Worker
@@ -115,10 +114,12 @@ class FakeFleet:
     async def _serve(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
         submission = prepared.submission
         environment = submission.environment
-        if prepared.state and not environment:
-            if prepared.state not in self._states:
-                raise UnknownStateError(f"the queue does not know the state {prepared.state}")
-            environment = self._states[prepared.state]
+        if prepared.request.state and not environment:
+            if prepared.request.state not in self._states:
+                raise UnknownStateError(
+                    f"the queue does not know the state {prepared.request.state}"
+                )
+            environment = self._states[prepared.request.state]
         if environment not in self.environments:
             known = ", ".join(self.environments)
             raise UnknownEnvironmentError(
@@ -130,7 +131,7 @@ class FakeFleet:
         waiter.acknowledged()
         if (reply := self._replies.get(submission.request_id)) is not None:
             return reply
-        request = unpack_request(submission.body)
+        request = prepared.request
         self.requests.append(request)
         rule = self._rule(request)
         delay_s = rule.delay_s if rule else 0.0

@@ -9,7 +9,7 @@ from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import Route
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Submission
 
 
@@ -43,5 +43,5 @@ def first_shard(lean: LeanQClient | AsyncLeanQClient) -> ShardClient:
 
 async def reply_to(lean: AsyncLeanQClient, submission: Submission) -> Reply:
     """The whole reply to any submission, also to such as no operation of the client makes."""
-    prepared = PreparedRequest(submission, lambda reply: reply)
+    prepared = PreparedRequest(Request("echo"), submission, lambda reply: reply)
     return await lean._reply(prepared)  # noqa: SLF001 - users have its operations

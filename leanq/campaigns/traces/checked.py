@@ -13,7 +13,6 @@ from leanq.campaigns.results import code_hash, read_results
 from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, RequestBuilder
-from leanq.queue import wire
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings
 
@@ -73,10 +72,8 @@ def _request(builder: RequestBuilder, campaign: Campaign, row: dataset.Row, samp
     """Returns the request that the coordinator made of this text."""
     code, options = row.codes[sample], campaign.plan.options
     if row.target is None:
-        prepared = builder.check(code, options)
-    else:
-        prepared = builder.verify(row.target, code, (), row.holes, options)
-    return wire.unpack_request(prepared.submission.body)
+        return builder.check(code, options).request
+    return builder.verify(row.target, code, (), row.holes, options).request
 
 
 def _other_data(data: str, line: int, results: str) -> UsageError:
