@@ -26,7 +26,7 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
-from leanq.fleet.durations import duration
+from leanq.fleet.shown import duration
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     ECHO_ENVIRONMENT,

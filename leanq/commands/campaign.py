@@ -27,6 +27,7 @@ from leanq.commands import options
 from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
+from leanq.fleet.shown import counted
 from leanq.queue.settings import Settings, check_name
 
 if TYPE_CHECKING:
@@ -310,7 +311,6 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
 async def _run(
     campaign: Campaign, shown: Shown, url: str | None, as_json: bool, *, embedded: bool
 ) -> None:
-    from leanq.commands.progress import summary
     from leanq.commands.silence import explain_silence
     from leanq.commands.submit import client_at, queue_at
 
@@ -339,7 +339,7 @@ async def _run(
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))
     else:
-        click.echo(f"{campaign.out}: {summary(counts)} in {wall_s:.1f} s")
+        click.echo(f"{campaign.out}: {counted(counts) or 'nothing'} in {wall_s:.1f} s")
 
 
 def _campaign(data: str, out: str | None, **how: Any) -> Any:
@@ -396,10 +396,8 @@ def _prefix() -> str:
 
 
 def _line(status: CampaignStatus) -> str:
-    from leanq.commands.progress import summary
-
     of = "" if status.total is None else f" of {status.total:,}"
-    counts = f"; {summary(status.counts)}" if status.counts else ""
+    counts = f"; {counted(status.counts)}" if status.counts else ""
     why = f" ({status.error})" if status.error and status.error != status.state else ""
     name = Path(status.campaign.data).name
     return f"{status.id}  {status.state}{why}  {name}: {status.rows:,}{of} rows{counts}"

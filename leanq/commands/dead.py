@@ -12,9 +12,9 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
-from leanq.commands.tables import columns, printable
 from leanq.errors import InvalidRequestError, WireError
 from leanq.fleet.dead_letters import send_again
+from leanq.fleet.shown import columns, printable
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import OperatorQueue, every_queue

@@ -23,7 +23,7 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError, UnavailableError
-from leanq.fleet.durations import duration
+from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment

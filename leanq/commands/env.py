@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from leanq.commands.tables import printable
 from leanq.commands.worker import environments, named_environments
+from leanq.fleet.shown import printable
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.programs import Evaluators

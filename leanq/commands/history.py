@@ -10,9 +10,8 @@ from dataclasses import asdict
 
 import click
 
-from leanq.commands.tables import columns, counted
-from leanq.fleet.durations import duration
 from leanq.fleet.history import Measure, history, measures, noted
+from leanq.fleet.shown import columns, counted, duration
 from leanq.queue.settings import Settings
 
 _MOST_TENANTS = 5

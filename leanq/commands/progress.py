@@ -6,12 +6,12 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, Self
 
 import click
 
 from leanq.campaigns.coordinator import Command, Progress, Resumed
+from leanq.fleet.shown import counted
 
 # The time between two plain lines, and the time over which rates are taken.
 _LINE_S = 10.0
@@ -94,18 +94,12 @@ class Shown(contextlib.ExitStack):
         parts = [self.rows, f"{rate:,.1f}/s"]
         if progress.total is not None and rate:
             parts.append(f"{_clock((progress.total - progress.rows) / rate)} left")
-        return "; ".join([*parts, summary(progress.counts)])
+        return "; ".join([*parts, counted(progress.counts) or "nothing"])
 
 
 def _print(text: str) -> None:
     # click's own choice of the stream would write across the progress bar.
     click.echo(f"leanq: {text}", file=sys.stderr)
-
-
-def summary(counts: Mapping[str, int]) -> str:
-    """Returns counts by verdict as one line, the most frequent first."""
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,} {name}" for name, count in ordered if count) or "nothing"
 
 
 def _clock(seconds: float) -> str:

@@ -10,8 +10,8 @@ from typing import get_args
 import click
 
 from leanq.commands.common import exit_code
-from leanq.commands.tables import plural, printable
 from leanq.errors import LeanQError, QueueError
+from leanq.fleet.shown import plural, printable
 from leanq.queue.requests import Reply, Verdict
 
 _COLOURS = {

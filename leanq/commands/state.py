@@ -16,8 +16,8 @@ from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import interruptible, queue_url
 from leanq.commands.submit import client_at
-from leanq.commands.tables import printable
 from leanq.errors import InvalidRequestError, RequestError
+from leanq.fleet.shown import printable
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import InEnvironment
 from leanq.queue.shard import Shard

@@ -21,9 +21,8 @@ from rich.text import Text
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
 from leanq.commands.history import print_history, write_history
-from leanq.commands.tables import columns, counted, plural, printable
 from leanq.errors import NotPermittedError, QueueError, UsageError
-from leanq.fleet.durations import duration
+from leanq.fleet.shown import columns, counted, duration, plural, printable
 from leanq.fleet.stats import (
     FleetStats,
     decisions_of,
@@ -371,7 +370,7 @@ def _environment_table(
         "SLOTS",
         "WORKERS",
     )
-    return columns((*titles, *what_it_is), rows, left=what_it_is)
+    return columns((*titles, *what_it_is), rows, left=("ENVIRONMENT", *what_it_is))
 
 
 def _waiting_table(record: dict[str, Any]) -> list[str]:
@@ -395,7 +394,7 @@ def _worker_table(record: dict[str, Any], most: int | None = None) -> list[str]:
         slots = str(row.get("slots", "?"))
         rows.append((row["worker"], f"{row['running']:,}", slots, lease, age, serves))
     titles = ("WORKER", "RUNNING", "SLOTS", "LEASE", "UP", "SERVES")
-    return columns(titles, rows, left=("SERVES",)) if rows else []
+    return columns(titles, rows, left=("WORKER", "SERVES")) if rows else []
 
 
 # --watch

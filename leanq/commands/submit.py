@@ -30,7 +30,6 @@ from leanq.commands import options
 from leanq.commands.common import EXIT_USAGE, Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.commands.silence import explain_silence
-from leanq.commands.tables import plural
 from leanq.errors import (
     InvalidRequestError,
     LeanQError,
@@ -39,6 +38,7 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
+from leanq.fleet.shown import plural
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.requests import CHECKED, Reply, Request, reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings

@@ -10,9 +10,8 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
-from leanq.commands.tables import columns, printable
 from leanq.errors import UsageError
-from leanq.fleet.durations import duration
+from leanq.fleet.shown import columns, duration, printable
 from leanq.fleet.stats import environments_of
 from leanq.queue.operator_queue import every_queue, look
 from leanq.queue.results import Status

@@ -10,6 +10,7 @@ from leanq.campaigns.report.comparison import Changes, Comparison
 from leanq.campaigns.report.estimates import Interval
 from leanq.campaigns.report.figures import Common, Report
 from leanq.campaigns.report.outcomes import one_line
+from leanq.fleet.shown import columns, plural
 
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(?: [%sh])?|–|")
 _LONGEST_NAME = 80
@@ -55,16 +56,12 @@ def text(parts: Iterable[Section]) -> str:
     """Returns plain lines: titles, and their notes and tables indented below."""
     blocks = []
     for part in parts:
-        lines = [part.title, *(f"  {note}" for note in part.notes)]
+        lines = [*part.notes]
         if part.rows:
-            table = [part.header, *part.rows]
-            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            right = is_numeric(part)
-            for row in table:
-                cells = zip(row, widths, right, strict=True)
-                shown = (c.rjust(w) if flush else c.ljust(w) for c, w, flush in cells)
-                lines.append(f"  {'  '.join(shown)}".rstrip())
-        blocks.append("\n".join(lines))
+            numeric = zip(part.header, is_numeric(part), strict=True)
+            left = [title for title, is_number in numeric if not is_number]
+            lines += columns(part.header, part.rows, left=left)
+        blocks.append("\n".join([part.title, *(f"  {line}" for line in lines)]))
     return "\n\n".join(blocks)
 
 
@@ -75,8 +72,8 @@ def is_numeric(part: Section) -> list[bool]:
 
 def _verdicts(report: Report) -> Section:
     notes = [
-        f"{_count(report.records, 'record')} of {_count(report.rows, 'row')}; "
-        f"{_count(report.problems, 'problem')}, {_count(report.samples, 'sample')}"
+        f"{plural(report.records, 'record')} of {plural(report.rows, 'row')}; "
+        f"{plural(report.problems, 'problem')}, {plural(report.samples, 'sample')}"
     ]
     if report.environments:
         shown = (f"{name[:16]} ({n:,})" for name, n in report.environments.items())
@@ -92,16 +89,16 @@ def _verdicts(report: Report) -> Section:
 
 
 def _passes(report: Report, before: Report | None) -> Section:
-    notes = [f"solved: {report.solved:,} of {_count(report.problems, 'problem')}"]
+    notes = [f"solved: {report.solved:,} of {plural(report.problems, 'problem')}"]
     unknown, errors = report.infrastructure, report.ends.get("error", 0)
     if unknown or errors:
         notes.append(
-            f"counted as failures, though Lean gave no verdict: {_count(unknown, 'outcome')} of "
-            f"leanq's, {_count(errors, 'error')}"
+            f"counted as failures, though Lean gave no verdict: {plural(unknown, 'outcome')} of "
+            f"leanq's, {plural(errors, 'error')}"
         )
     if report.cancelled:
         notes += (
-            f"{_count(report.cancelled, 'cancelled sample')} left out: which samples there are "
+            f"{plural(report.cancelled, 'cancelled sample')} left out: which samples there are "
             "depends on what was accepted,",
             "so pass@1 is too high, and pass@k for k > 1 is unknown",
         )
@@ -165,9 +162,9 @@ def _flaky(report: Report, most: int) -> Iterator[Section]:
     yield Section(
         "flaky",
         (
-            f"{_count(texts.total, 'text')} with different verdicts, "
-            f"{_count(report.retried, 'record')} with more than one lease, "
-            f"{_count(report.infrastructure, 'outcome')} of leanq's",
+            f"{plural(texts.total, 'text')} with different verdicts, "
+            f"{plural(report.retried, 'record')} with more than one lease, "
+            f"{plural(report.infrastructure, 'outcome')} of leanq's",
         ),
     )
     if texts.total:
@@ -190,7 +187,7 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
     moves = [each for each in comparison.transitions if each.old != each.new]
     changed = sum(each.count for each in moves)
     notes = [
-        f"{_count(comparison.matched, 'record')} in both files: "
+        f"{plural(comparison.matched, 'record')} in both files: "
         f"{changed:,} changed the verdict ({comparison.gained.total:,} gained, "
         f"{comparison.lost.total:,} lost), {comparison.other_code:,} have other code",
         f"{comparison.only_new:,} only in the newer file, "
@@ -202,10 +199,10 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
         points = (f"{100 * each:+.1f}" for each in (rise.estimate, rise.low, rise.high))
         notes.append(
             "pass@1 {} percentage points, 95% interval {} to {}".format(*points)
-            + f", over {_count(comparison.pairs, 'problem')} in both"
+            + f", over {plural(comparison.pairs, 'problem')} in both"
         )
         notes.append(
-            f"{_count(comparison.rose, 'problem')} rose and {comparison.fell:,} fell; by chance "
+            f"{plural(comparison.rose, 'problem')} rose and {comparison.fell:,} fell; by chance "
             f"alone a split as uneven comes with p = {comparison.p_value:.2g} (paired sign test)"
         )
     rows = tuple((each.old, each.new, f"{each.count:,}") for each in moves[: most // 2])
@@ -238,10 +235,6 @@ def _left_out(total: int, shown: int) -> tuple[str, ...]:
 
 def _name(name: str) -> str:
     return one_line(name, _LONGEST_NAME)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _percent(share: float) -> str:

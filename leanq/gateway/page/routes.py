@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leanq import __version__
 from leanq.errors import LeanQError
-from leanq.fleet.durations import duration
+from leanq.fleet.shown import duration
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient

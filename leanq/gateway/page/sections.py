@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from leanq.fleet.durations import duration
 from leanq.fleet.history import periods
+from leanq.fleet.shown import duration
 from leanq.fleet.stats import EnvironmentStats, degraded_of, lean_of, unsized
 from leanq.gateway.page.looks import SHOWN, FleetLooks, Look, Totals
 from leanq.gateway.page.viewers import Viewer

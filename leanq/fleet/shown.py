@@ -1,4 +1,4 @@
-"""Aligned columns and counts for all commands."""
+"""Tables, counts and durations as people see them, in the terminal and on pages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _GAP = "  "
 
 
 def columns(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str] = ()
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str] | None = None
 ) -> list[str]:
-    """Returns a table as lines, titles first. The first column and those in ``left`` are flush
-    left."""
+    """Returns a table as lines, titles first. The columns in ``left`` are flush left; by default
+    the first one."""
     cells = [titles, *rows]
     widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
-    flush_left = [number == 0 or title in left for number, title in enumerate(titles)]
+    flush_left = [title in (titles[:1] if left is None else left) for title in titles]
     return [
         _GAP.join(
             cell.ljust(width) if is_left else cell.rjust(width)
@@ -39,3 +39,15 @@ def printable(text: str) -> str:
     """Returns the text without control characters: names come from any writer of Redis, and could
     steer a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration in a fitting unit, in at most six characters: ``4.2 s``, ``12 min``."""
+    # The clocks of two machines may differ.
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for unit, length, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
