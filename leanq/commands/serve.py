@@ -9,8 +9,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,14 @@ import click
 
 from leanq.commands import options
 from leanq.commands.campaign import campaigns_at
-from leanq.commands.worker import make_worker
+from leanq.commands.submit import queue_at
 from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile, make_keys
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
-from leanq.queue.settings import Settings, check_name
+from leanq.queue.settings import check_name
 from leanq.queue.up_file import UpFile
 
 if TYPE_CHECKING:
@@ -152,11 +151,13 @@ def serve(
 
     async def run() -> None:
         async with (
-            _queue_at(url, [env] if path else []) as (place, own),
+            queue_at(url, environments=[env] if path else []) as (place, own),
             GatewayClient(
                 place, when_full="raise", unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S
             ) as lean,
         ):
+            if own:
+                log.info("no queue is named, so this gateway has one of its own, with a worker")
             with server.listen(host, port) as listener, contextlib.ExitStack() as running:
                 campaigns = running.enter_context(
                     _tenant_campaigns(url or lean.settings.url, campaigns_folder)
@@ -223,39 +224,6 @@ def _log(as_json: bool) -> None:
         handler.addFilter(SparingFilter())
     for name in ("uvicorn", "asyncio"):
         logging.getLogger(name).handlers = handlers
-
-
-@contextlib.asynccontextmanager
-async def _queue_at(
-    url: str | None, environments: list[str]
-) -> AsyncIterator[tuple[str | Settings, list[asyncio.Task[Any]]]]:
-    """Yields the queue at ``url``, or that of ``leanq up``, or one of the gateway's own.
-
-    For a queue of its own it also yields two tasks, its server's and its worker's, which end only
-    with an error.
-    """
-    written = UpFile(os.environ).read
-    if url:
-        yield url, []
-        return
-    if named := written():
-        # Another `leanq up` has another address.
-        yield replace(Settings.load(named, os.environ), written=written), []
-        return
-    from leanq.local import EmbeddedServer, embedded_settings, running
-
-    with contextlib.closing(EmbeddedServer()) as embedded:
-        settings = embedded_settings(embedded, os.environ)
-        worker = make_worker(settings, environments=environments)
-        with embedded:
-            async with running(worker) as working:
-                log.info("no queue is named, so this gateway has one of its own, with a worker")
-                watching = asyncio.create_task(embedded.watch())
-                try:
-                    yield settings, [watching, working]
-                finally:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
 
 
 @contextlib.contextmanager

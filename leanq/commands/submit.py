@@ -19,6 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import islice
 from os.path import isfile
 from typing import Any, Unpack
@@ -266,16 +267,20 @@ class _Batch:
 
 @contextlib.asynccontextmanager
 async def queue_at(
-    url: str | None, *, embedded: bool = False
+    url: str | None, *, embedded: bool = False, environments: Sequence[str] = ()
 ) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
     """Yields the queue at ``url``, or of ``leanq up``, or one for the length of the call.
 
     The latter comes with the tasks of its worker and of its server's watch, which end with errors
-    alone. ``embedded`` always starts one.
+    alone. Its worker offers the ``environments``. ``embedded`` always starts one.
     """
-    named = None if embedded else url or UpFile(os.environ).read()
-    if named:
-        yield named, set()
+    written = UpFile(os.environ).read
+    if url and not embedded:
+        yield url, set()
+        return
+    if not embedded and (named := written()):
+        # Another `leanq up` has another address.
+        yield replace(Settings.load(named, os.environ), written=written), set()
         return
     # Their import takes as long as a small check, and most calls name a queue.
     from leanq.commands.worker import make_worker
@@ -285,7 +290,7 @@ async def queue_at(
         settings = embedded_settings(server, os.environ)
         # Before the first request, so that a missing Lean is an error and not a wait; and while the
         # server starts.
-        worker = make_worker(settings)
+        worker = make_worker(settings, environments=environments)
         with server:
             async with running(worker) as task:
                 watching = asyncio.create_task(server.watch())
