@@ -292,7 +292,7 @@ async def _check(environment: Environment) -> Finding:
 
 
 async def _examine_repl(environment: Environment, command: str) -> list[Finding]:
-    """Examines the REPL's version, an import, a step, and a pickle there and back, with times."""
+    """Examines the REPL's version, an import and a step, with times."""
     findings: list[Finding] = []
     started = time.monotonic()
 
@@ -316,13 +316,6 @@ async def _examine_repl(environment: Environment, command: str) -> list[Finding]
                 live = await repl.open_goal(session)
                 await repl.close_goal(session, live)
                 worked(what, "a proof was completed")
-                what = "repl pickle"
-                file = session.sandbox.scratch / "doctor.pickle"
-                await session.pickle(file, live, repl.limits)
-                size = (session.sandbox.left / "doctor.pickle").stat().st_size
-                loaded = await session.unpickle(file, repl.header, repl.limits)
-                await repl.close_goal(session, Live(loaded.proof_state))
-                worked(what, f"{size} bytes, and the proof completed from there,")
     except (LeanQError, OSError) as error:
         findings.append(Finding(what, False, str(error)))
     return findings

@@ -198,7 +198,7 @@ def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
     done = terminal.run("doctor", "--json", "--repl", repl_command(core))
     assert (done.code, done.err) == (0, "")
     found = by_name(done.lines)
-    assert list(found)[8:] == ["repl", "repl import", "repl step", "repl pickle"]
+    assert list(found)[8:] == ["repl", "repl import", "repl step"]
     assert all(finding["works"] for finding in found.values())
     assert found["repl"]["text"].startswith(f"Lean {core.toolchain.version} as the environment's")
     assert "import Core" in found["repl import"]["text"]

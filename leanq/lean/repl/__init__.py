@@ -9,7 +9,6 @@ accepts::
     session.py    one process: limits, the header it has elaborated, the states it holds
     sessions.py   the processes of a worker: whom a request gets, spares, recycling
     checks.py     what a process says of a text: the verdict, and the goals in its holes
-    pickles.py    the goal in a hole of a source, kept for other processes
     program.py    the command that starts the REPL
     steps.py      a tactic on a live state
     driver.py     the operations

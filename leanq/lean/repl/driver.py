@@ -22,13 +22,11 @@ from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened, without_states
 from leanq.lean.process import limits_of
 from leanq.lean.repl.checks import is_silent, messages_of, opened_at, outcome_of, see
-from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.repl.steps import LiveStep
 from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.steps.goals import keep_opened
 from leanq.lean.steps.moves import read_move
 from leanq.lean.syntax import Header, can_act, split_header
@@ -53,14 +51,12 @@ class _Kept(Opened):
     """All that belongs to one opening of the environment."""
 
     sessions: Sessions
-    pickles: Pickles
 
     @property
     def environment(self) -> Environment:
         return self.lean.environment
 
     async def close(self) -> None:
-        await self.pickles.close()
         await self.sessions.close()
         await super().close()
 
@@ -162,12 +158,11 @@ class ReplDriver(LeanDriver):
         async def work(session: Session) -> Reply | None:
             was_live = move.state in session.states
             limits, trust = limits_of(request), self._trust_steps
-            step = LiveStep(session, kept.pickles, move, header, limits, trust=trust)
+            step = LiveStep(session, move, header, limits, trust=trust)
             reply = await step.run(request, self._states)
             return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
 
         reply = await self._by_repl(kept, header, move.state, texts, work)
-        kept.pickles.begin(self._states)
         return reply or await kept.trials.run(move, request, self._states)
 
     async def _by_repl(
@@ -217,12 +212,9 @@ class ReplDriver(LeanDriver):
             rules=self._rules,
             hidden=self._hidden,
             nice=self._nice,
-            inbox_root=self._cache.inbox_root if self._cache else None,
         )
-        snapshots = Snapshots(self._cache, ()) if self._cache else None
-        pickles = Pickles(snapshots, sessions, program, environment.fingerprint)
         lean, auditor, prefixes = opened.lean, opened.auditor, opened.prefixes
-        return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions, pickles)
+        return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions)
 
     @property
     def kept(self) -> _Kept:

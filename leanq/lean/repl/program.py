@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from leanq.errors import ToolchainError, UsageError
 from leanq.lean.environment import Environment
-from leanq.lean.hashes import hash_file
 
 _LAKE_ENV = ["lake", "env"]
 _EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
@@ -31,14 +29,6 @@ class ReplProgram:
         links."""
         both = [path for each in self.paths for path in (each, each.resolve())]
         return tuple(dict.fromkeys(path if path.is_dir() else path.parent for path in both))
-
-    def stamp(self) -> str:
-        """Returns a hash of its files' contents, which tells one build from another."""
-        digest = hashlib.blake2b(digest_size=16)
-        for path in self.paths:
-            if path.is_file():
-                digest.update(hash_file(path))
-        return digest.hexdigest()
 
     def __str__(self) -> str:
         return shlex.join(self.argv)

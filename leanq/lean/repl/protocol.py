@@ -51,26 +51,6 @@ def run_tactic(tactic: str, proof_state: int) -> Command:
     return {"tactic": tactic, "proofState": proof_state}
 
 
-def pickle_environment(path: str, env: int) -> Command:
-    """Writes an environment to a file."""
-    return {"pickleTo": path, "env": env}
-
-
-def pickle_state(path: str, proof_state: int) -> Command:
-    """Writes a proof state to a file."""
-    return {"pickleTo": path, "proofState": proof_state}
-
-
-def unpickle_environment(path: str) -> Command:
-    """Loads an environment."""
-    return {"unpickleEnvFrom": path}
-
-
-def unpickle_state(path: str, env: int) -> Command:
-    """Loads a proof state into the process; its imports are those of an environment there."""
-    return {"unpickleProofStateFrom": path, "env": env}
-
-
 @dataclass(frozen=True, slots=True)
 class OpenGoal:
     """An open goal: its proof state's number in the process, and the place of its ``sorry``. The
@@ -94,7 +74,7 @@ class Elaborated:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The result of a tactic, or of a proof state that was written or loaded.
+    """The result of a tactic.
 
     ``status`` is the REPL's own word for how far the proof is, and its tactic mode is known to be
     wrong about it. ``traces`` are texts without places.

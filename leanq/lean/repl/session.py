@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 from leanq.errors import ReplError, SandboxError
@@ -23,10 +22,8 @@ from leanq.lean.repl.protocol import (
     Refused,
     Stepped,
     elaborate,
-    pickle_state,
     read_answer,
     run_tactic,
-    unpickle_state,
 )
 from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import Header, header_statements
@@ -64,10 +61,9 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A state in the process: its number there, and whether it rests on a pickle."""
+    """A state in the process: its number there."""
 
     proof_state: int
-    pickled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,25 +215,10 @@ class Session:
             raise ReplError(f"no answer to a tactic: {answer}")
         return answer
 
-    async def pickle(self, path: Path, live: Live, limits: Limits) -> None:
-        """Writes a state that it holds to a file in its folder. Errors as of :meth:`ask`."""
-        answer = await self.ask(pickle_state(str(path), live.proof_state), limits)
-        if not isinstance(answer, Stepped):
-            raise ReplError(f"no pickle: {answer}")
-
-    async def unpickle(self, path: Path, header: Header, limits: Limits) -> Stepped:
-        """Loads a state that another has written, of a source with this loaded header. Errors as of
-        :meth:`ask`."""
-        env = self._imported[header_key(header)].env
-        answer = await self.ask(unpickle_state(str(path), env), limits)
-        if not isinstance(answer, Stepped):
-            raise ReplError(f"no answer to a pickle: {answer}")
-        return answer
-
-    def hold(self, state: str, opened: OpenGoal, *, pickled: bool = False) -> None:
+    def hold(self, state: str, opened: OpenGoal) -> None:
         """Notes that it holds a state."""
         if opened.proof_state is not None:
-            self.states[state] = Live(opened.proof_state, pickled)
+            self.states[state] = Live(opened.proof_state)
 
     async def ask(self, command: Command, limits: Limits) -> Answer | TimedOut:
         """Runs one command within limits; memory counts above its present memory.

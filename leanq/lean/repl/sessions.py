@@ -32,7 +32,6 @@ class Sessions:
     Args:
         hidden: folders to hide from candidates, if the machine can.
         nice: niceness of the processes.
-        inbox_root: a folder on the disk of the pickles to load, if there are any.
         rules: when a process is replaced.
     """
 
@@ -45,7 +44,6 @@ class Sessions:
         rules: Recycling,
         hidden: Sequence[Path] = (),
         nice: int = 0,
-        inbox_root: Path | None = None,
     ) -> None:
         self._environment = environment
         self._program = program
@@ -53,7 +51,6 @@ class Sessions:
         self._rules = rules
         self._hidden = tuple(hidden)
         self._nice = nice
-        self._inbox_root = inbox_root
         # The one used last comes last.
         self.idle: list[Session] = []
         self.count = 0
@@ -231,5 +228,4 @@ class Sessions:
             readable=(*self._environment.readable(), *self._program.readable),
             hidden=self._hidden,
             nice=self._nice,
-            inbox_root=self._inbox_root,
         )

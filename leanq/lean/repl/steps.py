@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from leanq.lean.diagnostics import Outcome, Printed, classify_printed, is_budget, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.repl.checks import messages_of, opened_at, outcome_of
-from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.protocol import OpenGoal, Refused, Stepped
 from leanq.lean.repl.session import Live, Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
@@ -35,7 +34,6 @@ class LiveStep:
     def __init__(
         self,
         session: Session,
-        pickles: Pickles,
         move: Move,
         header: Header,
         limits: Limits,
@@ -43,12 +41,10 @@ class LiveStep:
         trust: bool,
     ) -> None:
         self._session = session
-        self._pickles = pickles
         self._move = move
         self._header = header
         self._limits = limits
         self._trust = trust
-        self._may_load = True
 
     async def run(self, request: Request, states: States) -> Reply | None:
         """Returns the reply; None if Lean itself has to give it.
@@ -57,14 +53,10 @@ class LiveStep:
             ReplError: the process has to be replaced.
             QueueFullError: there is no room to keep the next state.
         """
-        live = await self._revive(states)
+        live = await self._revive()
         if live is None:
             return None
         answer, lines_before = await self._try(self._move.tactic.text, live)
-        if live.pickled and _has_failed(answer):
-            # The tactic may need something that a pickle has lost.
-            self._forget_pickled()
-            return await self.run(request, states)
         if isinstance(answer, TimedOut):
             return answer.outcome(self._limits).reply()
         if isinstance(answer, Refused):
@@ -73,22 +65,22 @@ class LiveStep:
         if reply.verdict != "accepted":
             return await self._refused(reply)
         if answer.goals or self._move.tactic.holes:
-            return await self._go_on(left_open(reply), answer, states, pickled=live.pickled)
-        if self._trust and answer.is_completed and not live.pickled:
+            return await self._go_on(left_open(reply), answer, states)
+        if self._trust and answer.is_completed:
             return replace(reply, verdict="unjudged", reason="trusted_step")
         # Only Lean itself audits, and can tell what is left open elsewhere.
         if request.audit or not self._move.is_whole:
             return None
         return await self._close()
 
-    async def _revive(self, states: States) -> Live | None:
+    async def _revive(self) -> Live | None:
         """Returns the state in the process, replayed from the live part of its recipe; None if it
         leads there no more."""
         session, recipe = self._session, self._move.recipe
         chain = [state for state, _ in recipe.records()]
         depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
         if depth == 0:
-            if not (found := await self._open_source(states)):
+            if not (found := await self._open_source()):
                 return None
             depth = 1
             session.states[chain[1]] = found
@@ -96,38 +88,21 @@ class LiveStep:
             if (live := session.states.get(chain[depth])) is None:
                 return None
             answer, _ = await self._try(tactic.text, live)
-            if live.pickled and _has_failed(answer):
-                self._forget_pickled()
-                return await self._revive(states)
             if (after := _after(answer, tactic)) is None:
                 return None
-            session.hold(state, after, pickled=live.pickled)
+            session.hold(state, after)
             depth += 1
         return session.states.get(chain[depth])
 
-    async def _open_source(self, states: States) -> Live | None:
-        """Returns the goal in the source's open hole, from a pickle or by elaborating the
-        source."""
+    async def _open_source(self) -> Live | None:
+        """Returns the goal in the source's open hole, by elaborating the source."""
         session, recipe = self._session, self._move.recipe
-        if self._may_load:
-            loaded = await self._pickles.load(session, recipe, self._limits, states)
-            if loaded:
-                return loaded
-        before_s = session.cpu_s
         source = recipe.source
         read = await session.elaborate(source.code, self._header, self._limits)
         if isinstance(read, TimedOut) or outcome_of(read).verdict != "incomplete":
             return None
-        self._pickles.replayed(recipe, session.cpu_s - before_s)
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
         return Live(met.proof_state) if met and met.proof_state is not None else None
-
-    def _forget_pickled(self) -> None:
-        """Elaborates the source from now on."""
-        self._may_load = False
-        states = self._session.states
-        for state in [state for state, live in states.items() if live.pickled]:
-            del states[state]
 
     async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
         """Returns the answer to a tactic, and how many lines stood before it.
@@ -183,9 +158,7 @@ class LiveStep:
         given = tuple(map(self._move.given.message, messages))
         return replace(outcome, messages=given).reply()
 
-    async def _go_on(
-        self, reply: Reply, answer: Stepped, states: States, *, pickled: bool
-    ) -> Reply | None:
+    async def _go_on(self, reply: Reply, answer: Stepped, states: States) -> Reply | None:
         """Returns the next state: the goals that are left, else the hole of the tactic itself."""
         move, tactic, session = self._move, self._move.tactic, self._session
         sorries: tuple[Sorry, ...] = ()
@@ -212,7 +185,7 @@ class LiveStep:
             reply = replace(reply, state=state)
         await states.keep(records)
         for state, opened in held.items():
-            session.hold(state, opened, pickled=pickled)
+            session.hold(state, opened)
         return replace(reply, goals=goals, sorries=move.placed(sorries))
 
     async def _close(self) -> Reply:

@@ -4,19 +4,13 @@ and how a state comes into a process. With real Lean: ``test_steps``."""
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.sites import SELDOM, Site, check
-from support.waiting import eventually
 
-from leanq.lean.repl import pickles as pickles_module
 from leanq.lean.repl.driver import ReplDriver
-from leanq.lean.repl.session import Session
-from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates
 
@@ -233,127 +227,3 @@ async def test_a_recipe_that_leads_there_no_more(site: Site) -> None:
     first = await step(driver, state, "split 2 standin:die-after")
     again = await step(driver, first.state, "close")
     assert (again.verdict, again.goals) == ("incomplete", ("⊢ goal 0.1",))
-
-
-# Pickles
-
-
-@pytest.fixture
-def pickling(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Options of a driver that makes a pickle whenever it can, on a disk of the test's own."""
-    monkeypatch.setattr(pickles_module, "SAVE_AFTER", 1)
-    monkeypatch.setattr(pickles_module, "SAVE_FROM_S", 0.0)
-    return {"cache": SnapshotCache(tmp_path / "snapshots", 1 << 30)}
-
-
-async def in_a_new_process(driver: ReplDriver) -> None:
-    """Nothing that a process holds is of use to the next request."""
-    await eventually(lambda: driver.kept.pickles.saving is None)
-    for session in driver.kept.sessions.idle:
-        session.spoiled = True
-
-
-async def test_a_pickle_is_made_and_loaded(site: Site, pickling: dict[str, Any]) -> None:
-    driver = await site.standin(**pickling)
-    state = await opened(driver)
-    await in_a_new_process(driver)
-    first = await step(driver, state, "split 2")
-    assert (first.way, first.goals) == ("replayed", ("⊢ goal 0.0", "⊢ goal 0.1"))
-    await in_a_new_process(driver)
-    tally = pickling["cache"].tally
-    assert (tally.saved, tally.hits_disk) == (1, 0)
-    assert await step(driver, state, "split 2") == first
-    assert (tally.saved, tally.hits_disk, tally.damaged) == (1, 1, 0)
-    live = driver.kept.sessions.idle[-1].states
-    assert {state: each.pickled for state, each in live.items()} == {state: True, first.state: True}
-
-
-@pytest.mark.slow
-async def test_no_verdict_rests_on_a_pickle(site: Site, pickling: dict[str, Any]) -> None:
-    driver = await site.standin(trust_steps=True, **pickling)
-    state = await opened(driver)
-    await in_a_new_process(driver)
-    assert (await step(driver, state, "skip")).verdict == "incomplete"
-    for tactic, verdict in (("wrong", "rejected"), ("close", "unjudged"), ("fail x", "rejected")):
-        await in_a_new_process(driver)
-        assert (await step(driver, state, tactic)).verdict == verdict
-    # What failed was tried again behind the source itself.
-    assert not any(live.pickled for live in driver.kept.sessions.idle[-1].states.values())
-    assert pickling["cache"].tally.hits_disk == 3
-
-
-@pytest.mark.slow
-async def test_a_damaged_pickle_costs_time_alone(site: Site, pickling: dict[str, Any]) -> None:
-    driver = await site.standin(**pickling)
-    state = await opened(driver)
-    await in_a_new_process(driver)
-    expected = await step(driver, state, "split 2")
-    await in_a_new_process(driver)
-    (file,) = site.folder.glob("snapshots/entries/*/snapshot")
-    file.chmod(0o644)
-    text = file.read_bytes()
-    file.write_bytes(bytes(len(text)))
-    assert await step(driver, state, "split 2") == expected
-    assert pickling["cache"].tally.damaged == 1
-
-
-@pytest.mark.slow
-async def test_a_pickle_that_kills_its_reader_is_dropped(
-    site: Site, pickling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = await site.standin(**pickling)
-    state = await opened(driver)
-    await in_a_new_process(driver)
-    real = driver.kept.pickles.snapshots.keep
-
-    async def keep(key: str, file: Path, states: Any) -> None:
-        file.write_text("no pickle")
-        await real(key, file, states)
-
-    monkeypatch.setattr(driver.kept.pickles.snapshots, "keep", keep)
-    expected = await step(driver, state, "split 2")
-    await in_a_new_process(driver)
-    assert await step(driver, state, "split 2") == expected
-    assert pickling["cache"].tally.damaged == 1
-    await in_a_new_process(driver)
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-async def test_a_process_that_is_pickled_cannot_have_the_worker_write_elsewhere(
-    site: Site, pickling: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("of the worker's user")
-    real = Session.pickle
-
-    async def pickle(session: Session, path: Path, *rest: Any) -> None:
-        # As a program in the process could, which has just read the name.
-        beside = session.sandbox.left / f"{path.name}.deps"
-        if kind == "link":
-            beside.symlink_to(precious)
-        else:
-            os.mkfifo(beside)
-        await real(session, path, *rest)
-
-    monkeypatch.setattr(Session, "pickle", pickle)
-    driver = await site.standin(**pickling)
-    state = await opened(driver)
-    await in_a_new_process(driver)
-    async with asyncio.timeout(60):
-        assert (await step(driver, state, "split 2")).verdict == "incomplete"
-        await in_a_new_process(driver)
-    assert precious.read_text() == "of the worker's user"
-    assert pickling["cache"].tally.saved == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", ["open Nat", "notation x", "@[simp] theorem t", "instance : A"])
-async def test_what_would_be_lost_is_not_pickled(
-    site: Site, pickling: dict[str, Any], line: str
-) -> None:
-    driver = await site.standin(**pickling)
-    state = await opened(driver, OPEN.replace("theorem", f"{line}\ntheorem"))
-    await in_a_new_process(driver)
-    assert (await step(driver, state, "split 2")).verdict == "incomplete"
-    await in_a_new_process(driver)
-    assert pickling["cache"].tally.saved == 0
