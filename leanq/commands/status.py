@@ -490,25 +490,9 @@ def _json_lines(settings: Settings) -> Iterator[_Show]:
 @contextlib.contextmanager
 def _blocks() -> Iterator[_Show]:
     def show(seen: _Seen) -> None:
-        click.echo("\n".join(_block(seen)) + "\n")
+        click.echo("".join(f"{printable(line)}\n" for line, _ in _looked(seen)))
 
     yield show
-
-
-def _block(seen: _Seen) -> Iterator[str]:
-    yield f"at          {time.strftime('%Y-%m-%d %H:%M:%S')}"
-    if seen.trouble or not seen.record:
-        yield f"error       {seen.trouble}"
-        return
-    yield from map(printable, _summary(seen.record))
-    yield ""
-    yield from map(printable, _environment_table(seen.record, watched=True))
-    yield ""
-    workers = seen.record["workers"]
-    yield _worker_count(workers)
-    yield from map(printable, _worker_table(seen.record, _MOST_WORKERS))
-    if len(workers) > _MOST_WORKERS:
-        yield f"and {len(workers) - _MOST_WORKERS:,} more"
 
 
 def _worker_count(workers: list[dict[str, Any]]) -> str:
@@ -537,49 +521,47 @@ def _live() -> Iterator[_Show]:
 
 
 def _view(seen: _Seen, console: Console) -> RenderableType:
-    title = _text(f"leanq  {time.strftime('%H:%M:%S')}", "bold")
+    lines = _looked(seen, console.height)
+    return Group(
+        *(Text(printable(line), style, no_wrap=True, overflow="ellipsis") for line, style in lines)
+    )
+
+
+def _looked(seen: _Seen, height: int | None = None) -> list[tuple[str, str]]:
+    """Returns a look as lines with their styles, as many as fit a screen of this height."""
+    rows = [(f"leanq       {time.strftime('%Y-%m-%d %H:%M:%S')}", "bold")]
     if seen.trouble:
-        title = _text(f"leanq  {time.strftime('%H:%M:%S')}  {seen.trouble}", "bold red")
+        rows.append((f"error       {seen.trouble}", "bold red"))
     record = seen.record
-    if record is None:
-        return Group(title)
-    rows = [title]
+    if record is None or (seen.trouble and height is None):
+        return rows
     if seen.trouble:
-        rows.append(_text(f"the last look was {time.time() - record['at_s']:.0f} s ago"))
-    shown = max(1, console.height // 4)
-    names = list(record["environments"])
-    kept = {name: made for name, made in record["scaler"].items() if name in names[:shown]}
-    rows += (_text(line, _style(line)) for line in _summary(record | {"scaler": kept}))
+        rows.append((f"the last look was {time.time() - record['at_s']:.0f} s ago", ""))
+    names, workers = list(record["environments"]), record["workers"]
+    most = max(1, height // 4) if height else len(names)
+    hidden = {*names[most:]}
+    kept = {name: made for name, made in record["scaler"].items() if name not in hidden}
+    rows += ((line, _style(line)) for line in _summary(record | {"scaler": kept}))
     # A low screen has no room for empty lines.
-    gap = [Text()] if console.height >= 24 else []
-    rows += (*gap, *_table(_environment_table(record, watched=True, most=shown)))
-    if len(names) > shown:
-        rows.append(_text(f"and {len(names) - shown} more", "dim"))
-    workers = record["workers"]
-    rows += (*gap, _text(_worker_count(workers), "bold" if workers else "yellow"))
+    gap = [("", "")] if height is None or height >= 24 else []
+    table = _environment_table(record, watched=True, most=most)
+    rows += (*gap, *((line, "" if number else "dim") for number, line in enumerate(table)))
+    if hidden:
+        rows.append((f"and {len(hidden)} more", "dim"))
+    rows += (*gap, (_worker_count(workers), "bold" if workers else "yellow"))
     # The rows below the titles.
-    room = console.height - len(rows) - 1
+    room = _MOST_WORKERS if height is None else height - len(rows) - 1
     if room > 0 and workers:
-        table = _worker_table(record, room)
-        rows.append(_text(table[0], "dim"))
-        for line, row in zip(table[1:], workers, strict=False):
-            rows.append(
-                _text(line, "red" if row["lease_s"] <= 0 else "" if row["running"] else "dim")
-            )
-    return Group(*rows)
-
-
-def _table(lines: list[str]) -> Iterator[Text]:
-    if lines:
-        yield _text(lines[0], "dim")
-        yield from map(_text, lines[1:])
+        titles, *table = _worker_table(record, room)
+        rows.append((titles, "dim"))
+        for line, row in zip(table, workers, strict=False):
+            rows.append((line, "red" if row["lease_s"] <= 0 else "" if row["running"] else "dim"))
+        if height is None and len(workers) > room:
+            rows.append((f"and {len(workers) - room:,} more", "dim"))
+    return rows
 
 
 def _style(line: str) -> str:
     return (
         "yellow" if line.startswith(("paused", "retries", "dead", "quarantined", "differs")) else ""
     )
-
-
-def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

@@ -99,7 +99,7 @@ def test_plain_looks_are_blocks_of_lines(place: Terminal, settings: Settings) ->
     environ = {"FORCE_COLOR": "1", "TERM": "xterm"}
     with serving(settings, slots=2):
         process = place.start("status", "--watch", environ=environ)
-        looked_for = ("at  ", "waiting  ", "ENVIRONMENT", "echo ", "1 worker alive", "WORKER")
+        looked_for = ("leanq  ", "waiting  ", "ENVIRONMENT", "echo ", "1 worker alive", "WORKER")
         shown = [wait_for_line(process.stdout, text) for text in (*looked_for, *looked_for)]
         stop(process)
     assert not any("\x1b" in line for line in shown)
