@@ -22,7 +22,6 @@ from msgspec import structs
 
 from leanq.errors import (
     ClosedError,
-    InvalidRequestError,
     LeanQError,
     LostError,
     RequestError,
@@ -30,6 +29,7 @@ from leanq.errors import (
     UnknownStateError,
 )
 from leanq.producer.destination import Clusters
+from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
 from leanq.producer.shard_router import ShardRouter
@@ -81,12 +81,13 @@ class Cluster:
 class _Routed:
     """A request and the cluster that it is in; also the waiter that the cluster has for it."""
 
-    __slots__ = ("cluster", "finding", "left", "prepared", "router", "waiter")
+    __slots__ = ("cluster", "finding", "left", "prepared", "request_id", "router", "waiter")
 
     def __init__(
         self, router: ClusterRouter, prepared: PreparedRequest[Any], waiter: Waiter
     ) -> None:
         self.router = router
+        self.request_id = prepared.submission.request_id
         self.prepared = prepared
         self.waiter = waiter
         self.cluster: Cluster | None = None
@@ -96,18 +97,18 @@ class _Routed:
 
     def acknowledged(self) -> None:
         if self.cluster:
-            self.cluster.waiting.pop(self.prepared.submission.request_id, None)
+            self.cluster.waiting.pop(self.request_id, None)
         self.waiter.acknowledged()
 
     def ended(self, end: Reply | LeanQError) -> None:
         self.router.request_ended(self, end)
 
-    def withdraw(self, request_id: str) -> None:
+    def withdraw(self) -> None:
         if self.finding:
             self.finding.cancel()
         if self.cluster:
-            self.cluster.waiting.pop(request_id, None)
-            self.cluster.router.cancel(request_id, self)
+            self.cluster.waiting.pop(self.request_id, None)
+            self.cluster.router.cancel(self.request_id, self)
 
 
 class _Attached:
@@ -116,18 +117,18 @@ class _Attached:
     def __init__(self, router: ClusterRouter, request_id: str, waiter: Waiter) -> None:
         self.waiter = waiter
         self._router = router
-        self._request_id = request_id
+        self.request_id = request_id
         self._asked: dict[Cluster, _Question] = {}
         self._best: Reply | LeanQError | None = None
 
     def ask(self, clusters: Sequence[Cluster]) -> None:
         self._asked = {cluster: _Question(self, cluster) for cluster in clusters}
         for cluster, question in list(self._asked.items()):
-            cluster.router.attach(self._request_id, question)
+            cluster.router.attach(self.request_id, question)
 
-    def withdraw(self, request_id: str) -> None:
+    def withdraw(self) -> None:
         for cluster, question in self._asked.items():
-            cluster.router.cancel(request_id, question)
+            cluster.router.cancel(self.request_id, question)
 
     def answered(self, cluster: Cluster, end: Reply | LeanQError) -> None:
         del self._asked[cluster]
@@ -137,7 +138,7 @@ class _Attached:
             self._best = end
         # Do not wait for the other answers, nor withdraw those runs, which may be other callers'.
         if not self._asked or _worth(end) == _FINAL:
-            self._router.attached_ended(self._request_id, self, self._best)
+            self._router.attached_ended(self, self._best)
 
 
 class _Question:
@@ -205,7 +206,7 @@ class ClusterRouter:
                 on_trouble=partial(self._note_trouble, number),
             )
             self.clusters.append(Cluster(settings, router, timings.probe_s))
-        self.outstanding: dict[str, _Routed | _Attached] = {}
+        self.outstanding = Awaited[_Routed | _Attached]()
         # The cluster in which each state was made.
         self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
         self._closed = False
@@ -225,10 +226,9 @@ class ClusterRouter:
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         """Submits to the cluster of the request's state, or else to one by weight."""
-        request_id = prepared.submission.request_id
-        if self._refuse_duplicate(request_id, waiter):
+        sent = _Routed(self, prepared, waiter)
+        if not self.outstanding.enter(sent):
             return
-        sent = self.outstanding[request_id] = _Routed(self, prepared, waiter)
         if not prepared.request.state:
             self._assign(sent, self._choose(sent) or self._choose(sent, down=True))
         elif home := self._homes.get(prepared.request.state):
@@ -238,24 +238,16 @@ class ClusterRouter:
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
         """Waits for a request that was submitted before, in any cluster."""
-        if self._refuse_duplicate(request_id, waiter):
-            return
-        attached = self.outstanding[request_id] = _Attached(self, request_id, waiter)
-        attached.ask(self.clusters)
-
-    def _refuse_duplicate(self, request_id: str, waiter: Waiter) -> bool:
-        if request_id not in self.outstanding:
-            return False
-        waiter.ended(InvalidRequestError(f"this client already waits for request {request_id}"))
-        return True
+        attached = _Attached(self, request_id, waiter)
+        if self.outstanding.enter(attached):
+            attached.ask(self.clusters)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Withdraws a request; returns False if it has ended already."""
         entry = self.outstanding.get(request_id)
-        if entry is None or entry.waiter is not waiter:
+        if entry is None or not self.outstanding.withdraw(request_id, waiter):
             return False
-        del self.outstanding[request_id]
-        entry.withdraw(request_id)
+        entry.withdraw()
         return True
 
     async def close(self, *, withdraw: bool) -> None:
@@ -277,19 +269,16 @@ class ClusterRouter:
 
     def request_ended(self, sent: _Routed, end: Reply | LeanQError) -> None:
         """Ends a request that has ended in its cluster."""
-        request_id = sent.prepared.submission.request_id
-        del self.outstanding[request_id]
         if sent.cluster:
-            sent.cluster.waiting.pop(request_id, None)
+            sent.cluster.waiting.pop(sent.request_id, None)
             if isinstance(end, Reply):
                 self.learn(sent.cluster, end)
-        sent.waiter.ended(end)
+        self.outstanding.end(sent.request_id, end)
 
-    def attached_ended(self, request_id: str, attached: _Attached, end: Reply | LeanQError) -> None:
+    def attached_ended(self, attached: _Attached, end: Reply | LeanQError) -> None:
         """Ends an attached request with the clusters' answer. Only the first call counts."""
-        if self.outstanding.get(request_id) is attached:
-            del self.outstanding[request_id]
-            attached.waiter.ended(end)
+        if self.outstanding.get(attached.request_id) is attached:
+            self.outstanding.end(attached.request_id, end)
 
     def _note_trouble(self, number: int) -> None:
         self._look_after(self.clusters[number])
@@ -347,7 +336,7 @@ class ClusterRouter:
         sent.cluster = cluster
         if not sent.prepared.request.state:
             # A request with a state never moves: other clusters need not know the state.
-            cluster.waiting[sent.prepared.submission.request_id] = sent
+            cluster.waiting[sent.request_id] = sent
         cluster.router.send(sent.prepared, sent)
 
     async def _find(self, sent: _Routed) -> None:

@@ -37,6 +37,7 @@ from leanq.errors import (
     UnknownStateError,
     UsageError,
 )
+from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, RouteTasks, Waiter
 from leanq.queue.requests import Failure, Message, Reply, Sorry, Theorem
@@ -60,9 +61,9 @@ _FIELDS = (
 
 @dataclass(slots=True)
 class _Sent:
-    """A request whose end is awaited; ``prepared`` is None where only its name is known."""
+    """A request whose end is awaited; ``prepared`` is None where only its id is known."""
 
-    name: str
+    request_id: str
     waiter: Waiter
     prepared: PreparedRequest[Any] | None = None
 
@@ -90,14 +91,12 @@ class GatewayRoute:
         )
         self._unavailable_timeout_s = unavailable_timeout_s
         self._timings = timings
-        self._outstanding: dict[str, _Sent] = {}
+        self._outstanding = Awaited[_Sent]()
         self._outbox: deque[_Sent] = deque()
         self._work = asyncio.Event()
         self._room = asyncio.Semaphore(_BATCHES)
-        self._tasks = RouteTasks(self._close_with)
+        self._tasks = RouteTasks(self._outstanding.refuse)
         self._rng = random.Random()
-        # The error that ends each request, once requests are refused.
-        self._over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
         """Opens the route.
@@ -123,7 +122,7 @@ class GatewayRoute:
         request = prepared.request
         if request.op == "echo":
             waiter.ended(InvalidRequestError("a gateway serves no echo; give the client a Redis"))
-        elif self._enter(sent):
+        elif self._outstanding.enter(sent):
             if request.op in ("export", "import"):
                 self._tasks.spawn(self._ask(sent, partial(self._moved, prepared)))
             else:
@@ -133,22 +132,21 @@ class GatewayRoute:
     def attach(self, request_id: str, waiter: Waiter) -> None:
         """Waits for a request that was submitted before."""
         sent = _Sent(request_id, waiter)
-        if self._enter(sent):
+        if self._outstanding.enter(sent):
             self._tasks.spawn(self._ask(sent, partial(self._fetched, request_id)))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Withdraws a request; returns False if it has ended already."""
-        sent = self._outstanding.get(request_id)
-        if sent is None or sent.waiter is not waiter:
+        if not self._outstanding.withdraw(request_id, waiter):
             return False
-        del self._outstanding[request_id]
         self._tasks.spawn(self._withdraw(request_id))
         return True
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         names = list(self._outstanding)
-        self._close_with(partial(ClosedError, "the client was closed before the request ended"))
+        error = partial(ClosedError, "the client was closed before the request ended")
+        self._outstanding.refuse(error)
         await self._tasks.cancel()
         if withdraw:
             with contextlib.suppress(TimeoutError):
@@ -156,30 +154,10 @@ class GatewayRoute:
                     await asyncio.gather(*map(self._withdraw, names))
         await self._http.aclose()
 
-    def _enter(self, sent: _Sent) -> bool:
-        if self._over:
-            sent.waiter.ended(self._over())
-            return False
-        if sent.name in self._outstanding:
-            error = InvalidRequestError(f"this client already waits for request {sent.name}")
-            sent.waiter.ended(error)
-            return False
-        self._outstanding[sent.name] = sent
-        return True
-
     def _end(self, sent: _Sent, end: Reply | LeanQError) -> None:
-        if self._outstanding.get(sent.name) is sent:
-            del self._outstanding[sent.name]
-            sent.waiter.ended(end)
-
-    def _end_all(self, error: Callable[[], LeanQError]) -> None:
-        for sent in list(self._outstanding.values()):
-            self._end(sent, error())
-
-    def _close_with(self, error: Callable[[], LeanQError]) -> None:
-        """Ends each request with an error, and refuses all later ones with it."""
-        self._over = error
-        self._end_all(error)
+        # Another request may have its id by now.
+        if self._outstanding.get(sent.request_id) is sent:
+            self._outstanding.end(sent.request_id, end)
 
     # Batches
 
@@ -189,7 +167,7 @@ class GatewayRoute:
             await self._room.acquire()
             gathered = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
             # Some may be withdrawn by now.
-            batch = [sent for sent in gathered if self._outstanding.get(sent.name) is sent]
+            batch = [sent for sent in gathered if self._outstanding.get(sent.request_id) is sent]
             if not self._outbox:
                 self._work.clear()
             begun = asyncio.Event()
@@ -211,7 +189,7 @@ class GatewayRoute:
                 except LeanQError as error:
                     self._end_each(batch, partial(type(error), str(error)))
                     return
-                batch = [sent for sent in batch if self._outstanding.get(sent.name) is sent]
+                batch = [sent for sent in batch if self._outstanding.get(sent.request_id) is sent]
                 if not batch:
                     return
                 begun.set()
@@ -303,7 +281,7 @@ class GatewayRoute:
 def _line(sent: _Sent) -> Mapping[str, Any]:
     assert sent.prepared
     request, submission = sent.prepared.request, sent.prepared.submission
-    line: dict[str, Any] = {"op": request.op, "request_id": sent.name}
+    line: dict[str, Any] = {"op": request.op, "request_id": sent.request_id}
     line |= {name: value for name in _FIELDS if (value := getattr(request, name)) not in ("", ())}
     line["priority"] = submission.priority
     if submission.environment:

@@ -1,4 +1,4 @@
-"""The requests of one client whose ends are awaited."""
+"""The requests of one route whose ends are awaited."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -54,71 +55,47 @@ class Outstanding(Struct, eq=False):
             self.ask_at_s = min(self.ask_at_s, self.expires_at_s)
 
 
-class OutstandingRequests(dict[str, Outstanding]):
-    """The outstanding requests by request id. It tells each one's waiter once how it ended.
+class _Entry(Protocol):
+    request_id: str
+    waiter: Waiter
+
+
+_E = TypeVar("_E", bound=_Entry)
+
+
+class Awaited(dict[str, _E]):
+    """Requests by request id. It tells each one's waiter once how it ended.
 
     Args:
-        remembers: whether replies may be remembered verdicts.
-        on_idle: called when the last request has ended.
+        on_idle: called when the last request has left.
 
     Attributes:
         over: makes the error that ends each request, once requests are refused; else None.
     """
 
-    def __init__(self, *, remembers: bool, on_idle: Callable[[], None]) -> None:
+    def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.over: Callable[[], LeanQError] | None = None
-        self._remembers = remembers
         self._on_idle = on_idle
-        self._environments_answered: set[str] = set()
 
-    def enter(self, entry: Outstanding) -> bool:
+    def enter(self, entry: _E) -> bool:
         """Takes a request in; returns False if it has ended with an error instead."""
         if self.over:
             entry.waiter.ended(self.over())
             return False
         if entry.request_id in self:
-            entry.waiter.ended(
-                InvalidRequestError(f"this client already waits for request {entry.request_id}")
-            )
+            text = f"this client already waits for request {entry.request_id}"
+            entry.waiter.ended(InvalidRequestError(text))
             return False
         self[entry.request_id] = entry
         return True
 
-    def acknowledge(self, entry: Outstanding) -> None:
-        """Notes that the server has taken a request in."""
-        entry.known = True
-        # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
-        if self.get(entry.request_id) is entry:
-            entry.waiter.acknowledged()
-
     def end(self, request_id: str, end: Reply | LeanQError) -> None:
         """Ends a request, if it is outstanding."""
-        entry = self.pop(request_id, None)
-        if entry:
-            if entry.submission:
-                self._environments_answered.add(entry.submission.environment)
+        if entry := self.pop(request_id, None):
             entry.waiter.ended(end)
             if not self:
                 self._on_idle()
-
-    def end_with_bytes(self, request_id: str, data: bytes) -> None:
-        """Ends a request with a packed reply, or with an error if that is none to the request."""
-        try:
-            reply = wire.unpack_reply(request_id, data)
-        except WireError as error:
-            text = f"the reply to {request_id} cannot be read: {error}"
-            self.end(request_id, RequestError(text))
-            return
-        entry = self.get(request_id)
-        if (
-            entry
-            and entry.submission
-            and not is_reply_to(entry.submission, reply, remembers=self._remembers)
-        ):
-            self.end(request_id, conflict(request_id))
-            return
-        self.end(request_id, reply if reply.error is None else RequestError(reply.error))
 
     def end_all(self, error: Callable[[], LeanQError]) -> None:
         """Ends each with an error of its own, since raising one adds to its traceback."""
@@ -139,6 +116,51 @@ class OutstandingRequests(dict[str, Outstanding]):
         if not self:
             self._on_idle()
         return True
+
+
+class OutstandingRequests(Awaited[Outstanding]):
+    """The outstanding requests of one shard's client.
+
+    Args:
+        remembers: whether replies may be remembered verdicts.
+        on_idle: called when the last request has left.
+    """
+
+    def __init__(self, *, remembers: bool, on_idle: Callable[[], None]) -> None:
+        super().__init__(on_idle)
+        self._remembers = remembers
+        self._environments_answered: set[str] = set()
+
+    def acknowledge(self, entry: Outstanding) -> None:
+        """Notes that the server has taken a request in."""
+        entry.known = True
+        # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
+        if self.get(entry.request_id) is entry:
+            entry.waiter.acknowledged()
+
+    def end(self, request_id: str, end: Reply | LeanQError) -> None:
+        entry = self.get(request_id)
+        if entry and entry.submission:
+            self._environments_answered.add(entry.submission.environment)
+        super().end(request_id, end)
+
+    def end_with_bytes(self, request_id: str, data: bytes) -> None:
+        """Ends a request with a packed reply, or with an error if that is none to the request."""
+        try:
+            reply = wire.unpack_reply(request_id, data)
+        except WireError as error:
+            text = f"the reply to {request_id} cannot be read: {error}"
+            self.end(request_id, RequestError(text))
+            return
+        entry = self.get(request_id)
+        if (
+            entry
+            and entry.submission
+            and not is_reply_to(entry.submission, reply, remembers=self._remembers)
+        ):
+            self.end(request_id, conflict(request_id))
+            return
+        self.end(request_id, reply if reply.error is None else RequestError(reply.error))
 
     def waiting(self) -> Mapping[tuple[str, str], int]:
         """Counts the requests that are acknowledged and not answered, by environment and tenant."""
