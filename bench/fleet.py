@@ -23,7 +23,7 @@ from queues import Queue
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import Job, Queued, Settlement, Submission, Times, times_of
+from leanq.queue.results import Became, Job, Settlement, Submission, Times, times_of
 
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 
@@ -147,7 +147,7 @@ class Fleet:
         for start in range(0, count, 1000):
             batch = [self._submission() for _ in range(min(1000, count - start))]
             answers = await self._queue.submit(self._client, batch)
-            assert answers == [Queued()] * len(batch)
+            assert answers == [Became.QUEUED] * len(batch)
 
     async def claim(self, want: int, *, settle: bool = True) -> None:
         """Lets the next worker settle its oldest requests and claim as many."""

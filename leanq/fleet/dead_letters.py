@@ -6,9 +6,10 @@ from msgspec import structs
 
 from leanq.errors import QueueFullError, UnknownEnvironmentError
 from leanq.queue.client_queue import ClientQueue
+from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.keys import retry_request_id
 from leanq.queue.operator_queue import OperatorQueue
-from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
+from leanq.queue.results import Became, DeadLetter
 
 
 async def send_again(queue: OperatorQueue, letter: DeadLetter) -> str:
@@ -23,12 +24,12 @@ async def send_again(queue: OperatorQueue, letter: DeadLetter) -> str:
     new = retry_request_id(old.request_id)
     submission = structs.replace(old, request_id=new)
     (answer,) = await ClientQueue(queue.shard).submit(letter.client, [submission])
-    if answer == UnknownEnvironment():
+    if answer is Became.UNKNOWN_ENVIRONMENT:
         raise UnknownEnvironmentError(
             f"no worker offers the environment {old.environment!r} of {old.request_id}"
         )
-    if isinstance(answer, Full):
-        raise QueueFullError(f"the queue of {old.tenant!r} is full", answer.retry_after_s)
+    if answer is Became.FULL:
+        raise QueueFullError(f"the queue of {old.tenant!r} is full", RETRY_AFTER_S)
     # Last: a letter sent twice is still one request, a letter dropped first could be lost.
     await queue.drop_dead(old.request_id)
     return new

@@ -37,14 +37,11 @@ from leanq.errors import (
 from leanq.producer.outstanding import Outstanding, OutstandingRequests, conflict
 from leanq.producer.route import ClientTimings, RouteTasks, Waiter, WhenFull
 from leanq.queue.client_queue import ClientQueue
+from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.results import (
-    Attached,
-    Conflict,
-    Full,
-    Queued,
+    Became,
     Submission,
     Submitted,
-    UnknownEnvironment,
 )
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shard import backoff_s, check_shape, in_batches
@@ -206,7 +203,7 @@ class Submitter:
             slow = loop.call_later(self._slow_submit_s, self._on_trouble)
         try:
             answers = await self._queue.submit(self._client, [s for _, s in batch])
-            if UnknownEnvironment() in answers:
+            if Became.UNKNOWN_ENVIRONMENT in answers:
                 environments = await self._queue.shard.environments()
         except QueueFullError as error:
             for entry, _ in batch:
@@ -231,21 +228,21 @@ class Submitter:
         now_s: float,
     ) -> None:
         match answer:
-            case Queued() | Attached():
+            case Became.QUEUED | Became.ATTACHED:
                 self._requests.acknowledge(entry)
                 if submission.deadline_ms:
                     # Allow a little more, since the server's clock ticks in milliseconds.
                     entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
                 entry.ask_later(now_s)
-            case Conflict():
+            case Became.CONFLICT:
                 self._requests.end(entry.request_id, conflict(entry.request_id))
-            case Full(retry_after_s):
+            case Became.FULL:
                 where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
-                self._refused(entry, f"the queue is full {where}", retry_after_s)
-            case UnknownEnvironment() if entry.known:
+                self._refused(entry, f"the queue is full {where}", RETRY_AFTER_S)
+            case Became.UNKNOWN_ENVIRONMENT if entry.known:
                 # The server has lost its data, and workers of other environments came back sooner.
                 self._send_later(entry, _ENVIRONMENT_RETRY_S)
-            case UnknownEnvironment():
+            case Became.UNKNOWN_ENVIRONMENT:
                 text = f"no worker has ever offered the environment {submission.environment!r}"
                 known = ", ".join(environments)
                 error = UnknownEnvironmentError(f"{text}; known: {known}")

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from leanq.errors import QueueFullError, UnavailableError
 from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.results import (
-    Attached,
-    Conflict,
-    Full,
-    Queued,
+    Became,
     Submission,
     SubmissionGroup,
     Submitted,
-    UnknownEnvironment,
     is_record,
     kind_of,
 )
@@ -84,9 +80,9 @@ class ClientQueue:
             raise QueueFullError(
                 "the server has no memory for large requests; try again later", RETRY_AFTER_S
             )
-        became: list[Submitted] = [_QUEUED] * len(batch)
+        became: list[Submitted] = [Became.QUEUED] * len(batch)
         for number, answer in zip(answers[::2], answers[1::2], strict=True):
-            became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
+            became[number - 1] = Became(answer) if isinstance(answer, int) else answer
         return became
 
     async def _remove_left_uploads(self) -> None:
@@ -167,15 +163,6 @@ class ClientQueue:
             ("HMGET", f"{self.shard.keys.tag}:info", "", *names[:living])
         )
         return {name for info in found if info for name in environments_in(info_of(info))}
-
-
-_QUEUED = Queued()
-_SUBMITTED: dict[int, Submitted] = {
-    2: Attached(),
-    3: Full(RETRY_AFTER_S),
-    4: UnknownEnvironment(),
-    5: Conflict(),
-}
 
 
 def _next_id(position: str) -> str:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self
@@ -91,34 +92,23 @@ def kind_of(item: Submission) -> tuple[str, int, int, int, tuple[str, ...], bool
     return (*_of_kind(item), len(item.body) > LARGE_BYTES)
 
 
-@dataclass(slots=True, frozen=True)
-class Queued:
-    """The request waits in its list, or for an identical one that runs."""
+class Became(Enum):
+    """What became of a submission, as the script ``submit`` numbers it.
+
+    QUEUED: the request waits in its list, or for an identical one that runs. ATTACHED: its id was
+    in flight already, and its reply will come to this client. FULL: too many requests of this
+    tenant wait in this environment. UNKNOWN_ENVIRONMENT: workers have offered environments, but
+    never this one. CONFLICT: its id is in flight with other content; nothing has changed.
+    """
+
+    QUEUED = 1
+    ATTACHED = 2
+    FULL = 3
+    UNKNOWN_ENVIRONMENT = 4
+    CONFLICT = 5
 
 
-@dataclass(slots=True, frozen=True)
-class Attached:
-    """The request id was in flight already; its reply will come to this client."""
-
-
-@dataclass(slots=True, frozen=True)
-class Conflict:
-    """The request id is in flight with other content; nothing has changed."""
-
-
-@dataclass(slots=True, frozen=True)
-class Full:
-    """Too many requests of this tenant wait in this environment."""
-
-    retry_after_s: float
-
-
-@dataclass(slots=True, frozen=True)
-class UnknownEnvironment:
-    """Workers have offered environments, but never this one."""
-
-
-Submitted = Queued | Attached | Conflict | Full | UnknownEnvironment | bytes
+Submitted = Became | bytes
 """What became of a submission. Bytes are a reply that is there already."""
 
 

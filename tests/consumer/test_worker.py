@@ -28,7 +28,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import RequestError, SandboxError, ToolchainError, UnavailableError, WorkerError
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import Queued, Status, Wakeup
+from leanq.queue.results import Became, Status, Wakeup
 from leanq.queue.settings import Settings
 from leanq.queue.worker_queue import WorkerQueue
 from leanq.states import States
@@ -112,7 +112,7 @@ async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent
         # Its other slots must not even listen for work.
         await eventually(lambda: not worker.consumers[0].state.listening)
         others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
-        assert await queue.submit("client", others) == 3 * [Queued()]
+        assert await queue.submit("client", others) == 3 * [Became.QUEUED]
         await eventually(counts(queue, "waiting:echo", 3))
         assert driver.running == [b"held quarantined"]
         driver.let_go()

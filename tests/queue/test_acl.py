@@ -34,7 +34,7 @@ from leanq.queue.keys import new_request_id
 from leanq.queue.operator_queue import look
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
-from leanq.queue.results import Full, Queued, Settlement, merged
+from leanq.queue.results import Became, Settlement, merged
 from leanq.queue.scripts import SCRIPTS, library_of, script_text
 from leanq.queue.shard import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
@@ -236,7 +236,7 @@ async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
     for role in ("client", "operator"):
         queue = Queue(replace(as_role(socket, role), max_waiting=1))
         batch = [submission(f"0-{role}{number}", echo_body(b"")) for number in range(2)]
-        assert await queue.submit("c", batch) == [Queued(), Full(1.0)]
+        assert await queue.submit("c", batch) == [Became.QUEUED, Became.FULL]
         assert await queue.cancel([batch[0].request_id]) == [True]
         await worker.claim("w", ["echo"], 1, busy=0, token="n")
         await queue.close()

@@ -19,7 +19,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.errors import QueueFullError, RequestError, UnavailableError
 from leanq.fleet.dead_letters import send_again
 from leanq.queue.requests import Reply
-from leanq.queue.results import Attached, Full, Job, Queued, Settlement, UnknownEnvironment
+from leanq.queue.results import Became, Job, Settlement
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply
@@ -78,7 +78,7 @@ async def test_a_body_and_a_reply_are_kept_out_of_scripts(
         return answer
 
     monkeypatch.setattr(shard.queue, "run", measured)
-    assert await shard.submit("r", "q", body=LARGE) == [Queued(), Queued()]
+    assert await shard.submit("r", "q", body=LARGE) == [Became.QUEUED, Became.QUEUED]
     check(shard, "r", "q")
     first = await shard.job()
     assert (first.request_id, first.body) == ("r", LARGE)
@@ -106,11 +106,11 @@ async def test_what_is_just_small_enough_travels_with_the_call(shard: Shard) -> 
 async def test_a_body_that_is_submitted_again_changes_nothing(shard: Shard) -> None:
     """The answer to the first submission may have been lost, in any phase of the request."""
     await shard.submit("r", body=LARGE)
-    assert await shard.submit("r", "r", client="d", body=OTHER) == [Attached()] * 2
+    assert await shard.submit("r", "r", client="d", body=OTHER) == [Became.ATTACHED] * 2
     check(shard, "r")
     job = await shard.job()
     assert job.body == LARGE
-    assert await shard.submit("r", body=OTHER) == [Attached()]
+    assert await shard.submit("r", body=OTHER) == [Became.ATTACHED]
     check(shard, "r")
     await shard.claim(want=0, settle=[large(job)])
     assert await shard.submit("r", body=OTHER) == [large(job).reply]
@@ -136,7 +136,12 @@ async def test_nothing_is_taken_in_without_its_body(
                 await shard.queue.submit("new", batch)
         assert shard.dump() == before
         assert uploads(shard) == []
-    assert await shard.queue.submit("new", batch) == [Attached(), Queued(), Queued(), Full(1.0)]
+    assert await shard.queue.submit("new", batch) == [
+        Became.ATTACHED,
+        Became.QUEUED,
+        Became.QUEUED,
+        Became.FULL,
+    ]
     check(shard, "first")
 
 
@@ -175,13 +180,13 @@ async def test_attempts_that_fail_leave_no_more_than_the_last_one(shard: Shard) 
 async def test_what_is_not_taken_in_leaves_no_body(shard: Shard) -> None:
     shard.queue.settings = replace(shard.queue.settings, remember_s=60.0)
     await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
-    assert await shard.submit("lost", environment="b", body=LARGE) == [UnknownEnvironment()]
+    assert await shard.submit("lost", environment="b", body=LARGE) == [Became.UNKNOWN_ENVIRONMENT]
     await shard.submit("told", body=LARGE, digest="d")
     done = structs.replace(large(await shard.job()), fingerprint="print")
     await shard.claim(want=0, settle=[done])
     assert await shard.submit("again", body=LARGE, digest="d") == [done.reply]
     assert shard.dump().verdict == {"print:d": done.reply}
-    assert await shard.submit("1", "2", "3", "4", body=LARGE) == [Queued()] * 3 + [Full(1.0)]
+    assert await shard.submit("1", "2", "3", "4", body=LARGE) == [Became.QUEUED] * 3 + [Became.FULL]
     found = shard.dump()
     found.check(remembered={"again"})
     assert [*found.body] == ["1", "2", "3"]
@@ -289,7 +294,7 @@ async def test_a_withdrawn_run_keeps_its_body_while_it_runs(shard: Shard) -> Non
     # Its reply has gone, and its client asks for the same once more.
     keys = shard.queue.keys
     shard.server.delete(keys.request("run"), keys.inbox("c"))
-    assert await shard.submit("run", body=LARGE, digest="d") == [Attached()]
+    assert await shard.submit("run", body=LARGE, digest="d") == [Became.ATTACHED]
     check(shard, "run", "joined")
     assert await shard.queue.cancel(["run"]) == [True]
     assert await shard.queue.cancel(["joined"]) == [True]

@@ -15,18 +15,7 @@ from support.shards import LEASE_MS, Shard, open_shard, settlement, submission
 from leanq.errors import UnavailableError
 from leanq.fleet.stats import environments_of
 from leanq.queue.requests import Reply
-from leanq.queue.results import (
-    Attached,
-    Conflict,
-    Full,
-    Job,
-    Queued,
-    Reaped,
-    Renewed,
-    Settlement,
-    Stop,
-    UnknownEnvironment,
-)
+from leanq.queue.results import Became, Job, Reaped, Renewed, Settlement, Stop
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, unpack_reply
 
@@ -42,8 +31,8 @@ async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 async def test_submit_is_idempotent(shard: Shard) -> None:
-    assert await shard.submit("r", "q", "r") == [Queued(), Queued(), Attached()]
-    assert await shard.submit("r", tenant="other", priority=0) == [Attached()]
+    assert await shard.submit("r", "q", "r") == [Became.QUEUED, Became.QUEUED, Became.ATTACHED]
+    assert await shard.submit("r", tenant="other", priority=0) == [Became.ATTACHED]
     found = shard.dump()
     assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
     assert found.hashes["stats"] == {"submitted": "2", "waiting:a": "2"}
@@ -56,11 +45,11 @@ async def test_an_id_of_a_request_with_other_content_is_a_conflict(
     await shard.submit("r", "alone", digest="x")
     before = shard.dump()
     asked = {"client": "new", "body": b"other", "digest": "x", **other}
-    assert await shard.submit("r", "r", **asked) == [Conflict()] * 2
+    assert await shard.submit("r", "r", **asked) == [Became.CONFLICT] * 2
     assert shard.dump() == before
     job = await shard.job()
     assert (job.request_id, job.digest) == ("r", "x")
-    assert await shard.submit("r", **asked) == [Conflict()]
+    assert await shard.submit("r", **asked) == [Became.CONFLICT]
     await shard.settle(job)
     assert [request_id for request_id, _ in shard.dump().inbox["c"]] == ["r"]
     assert "new" not in shard.dump().inbox
@@ -68,7 +57,7 @@ async def test_an_id_of_a_request_with_other_content_is_a_conflict(
 
 async def test_submit_again_moves_the_request_to_the_new_clients_inbox(shard: Shard) -> None:
     await shard.submit("r", client="old")
-    assert await shard.submit("r", client="new") == [Attached()]
+    assert await shard.submit("r", client="new") == [Became.ATTACHED]
     await shard.settle(await shard.job())
     assert [request_id for request_id, _ in shard.dump().inbox["new"]] == ["r"]
     assert "old" not in shard.dump().inbox
@@ -84,23 +73,23 @@ async def test_submit_of_what_has_ended_brings_the_reply(shard: Shard) -> None:
 
 async def test_environment_is_full_for_each_tenant_alone(shard: Shard) -> None:
     request_ids = [f"r{number}" for number in range(shard.settings.max_waiting)]
-    assert set(await shard.submit(*request_ids)) == {Queued()}
-    assert await shard.submit("more", "again") == [Full(1.0), Full(1.0)]
-    assert await shard.submit("more", tenant="u") == [Queued()]
-    assert await shard.submit("again", environment="b") == [Queued()]
+    assert set(await shard.submit(*request_ids)) == {Became.QUEUED}
+    assert await shard.submit("more", "again") == [Became.FULL, Became.FULL]
+    assert await shard.submit("more", tenant="u") == [Became.QUEUED]
+    assert await shard.submit("again", environment="b") == [Became.QUEUED]
     # Whatever is in flight already is no matter of room.
-    assert await shard.submit("r0") == [Attached()]
+    assert await shard.submit("r0") == [Became.ATTACHED]
     await shard.claim(want=1, environments=["a"])
     answers = await shard.submit("another", "one too many")
-    assert answers == [Queued(), Full(1.0)]
+    assert answers == [Became.QUEUED, Became.FULL]
 
 
 async def test_environment_is_unknown_once_workers_offer_others(shard: Shard) -> None:
-    assert await shard.submit("early", environment="x") == [Queued()]
+    assert await shard.submit("early", environment="x") == [Became.QUEUED]
     await shard.queue.register("w", b"", {"a": b"", "b": b""})
-    assert await shard.submit("r", environment="y") == [UnknownEnvironment()]
-    assert await shard.submit("early", environment="x") == [Attached()]
-    assert await shard.submit("r", environment="b") == [Queued()]
+    assert await shard.submit("r", environment="y") == [Became.UNKNOWN_ENVIRONMENT]
+    assert await shard.submit("early", environment="x") == [Became.ATTACHED]
+    assert await shard.submit("r", environment="b") == [Became.QUEUED]
     assert await shard.queue.environments() == ["a", "b"]
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from support.queues import Queue
 from support.shards import Shard, settlement
 
-from leanq.queue.results import Queued, Submitted
+from leanq.queue.results import Became, Submitted
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_nothing_else_is_answered_so(
     shard = remembering
     await tell(shard, "first", "print", digest="same")
     await shard.queue.register("w", b"", {"a": b""}, prints)
-    assert await shard.submit("second", **fields) == [Queued()]
+    assert await shard.submit("second", **fields) == [Became.QUEUED]
 
 
 async def test_an_environments_old_verdicts_count_again_when_it_is_as_it_was(
@@ -86,7 +86,7 @@ async def test_what_is_not_remembered(shard: Shard, why: str) -> None:
     await tell(shard, "first", fingerprint, digest="" if why == "no digest" else "same")
     assert not shard.dump().verdict
     shard.queue.settings = remembering.settings
-    assert await shard.submit("second", digest="same") == [Queued()]
+    assert await shard.submit("second", digest="same") == [Became.QUEUED]
     await remembering.close()
 
 
@@ -95,4 +95,4 @@ async def test_who_does_not_ask_for_it_is_not_answered_from_memory(remembering: 
     await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
     await tell(shard, "first", "print", digest="same")
     shard.queue.settings = replace(shard.settings, remember_s=0.0)
-    assert await shard.submit("second", digest="same") == [Queued()]
+    assert await shard.submit("second", digest="same") == [Became.QUEUED]

@@ -11,7 +11,7 @@ from msgspec import structs
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
 from leanq.queue.requests import Reply
-from leanq.queue.results import Attached, Full, Job, Queued, Reaped
+from leanq.queue.results import Became, Job, Reaped
 from leanq.queue.wire import pack_reply, unpack_reply
 
 
@@ -21,7 +21,7 @@ async def lead(shard: Shard, *joined: str, client: str = "c") -> Job:
     job = await shard.job()
     assert job.request_id == "leader"
     answers = await shard.submit(*joined, client=client, digest="same")
-    assert answers == [Queued()] * len(joined)
+    assert answers == [Became.QUEUED] * len(joined)
     return job
 
 
@@ -43,7 +43,7 @@ async def test_one_runs_and_its_reply_is_for_all(shard: Shard) -> None:
     # No worker is woken for one that attaches.
     assert shard.wakeup() == 1
     assert await shard.queue.lookup("d", ["f1", "f2"]) == [True, True]
-    assert await shard.submit("f2", client="e", digest="same") == [Attached()]
+    assert await shard.submit("f2", client="e", digest="same") == [Became.ATTACHED]
     await shard.settle(job)
     found = shard.dump()
     found.check()
@@ -105,8 +105,8 @@ async def test_who_comes_after_the_end_runs_anew(shard: Shard) -> None:
 async def test_a_full_line_is_no_matter_to_who_attaches(shard: Shard) -> None:
     await lead(shard)
     shard.queue.settings = replace(shard.settings, max_waiting=1)
-    assert await shard.submit("waits", "f") == [Queued(), Full(1.0)]
-    assert await shard.submit("f", digest="same") == [Queued()]
+    assert await shard.submit("waits", "f") == [Became.QUEUED, Became.FULL]
+    assert await shard.submit("f", digest="same") == [Became.QUEUED]
 
 
 async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Shard) -> None:
@@ -237,7 +237,7 @@ async def test_a_withdrawn_leader_that_is_sent_again_is_its_clients_once_more(sh
     await shard.queue.cancel(["leader"])
     shard.server.delete(shard.queue.keys.request("leader"))  # as at the end of its time-to-live
     assert await shard.queue.lookup("c", ["leader"]) == [False]
-    assert await shard.submit("leader", digest="same", client="d") == [Attached()]
+    assert await shard.submit("leader", digest="same", client="d") == [Became.ATTACHED]
     await shard.settle(job)
     assert await verdicts(shard, "leader", "f") == ["accepted", "accepted"]
     assert not shard.dump().req

@@ -47,7 +47,7 @@ from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.connection import Address, Link
 from leanq.queue.requests import LEAN_VERDICTS, Reply
-from leanq.queue.results import Attached, Queued, Submission, Submitted
+from leanq.queue.results import Became, Submission, Submitted
 from leanq.queue.settings import Settings
 from leanq.queue.wire import unpack_reply
 from support.queues import Queue
@@ -248,7 +248,7 @@ class WritingQueue(Queue):
         taken = [
             (request_id,)
             for request_id, answer in pairs
-            if isinstance(answer, bytes | Queued | Attached)
+            if isinstance(answer, bytes) or answer in (Became.QUEUED, Became.ATTACHED)
         ]
         self._journal.note("ack", *taken)
         return answers

@@ -23,17 +23,7 @@ from hypothesis.stateful import (
 from msgspec import structs
 
 from leanq.queue.requests import Reply
-from leanq.queue.results import (
-    Attached,
-    Conflict,
-    Full,
-    Queued,
-    Reaped,
-    Returning,
-    Settlement,
-    Submission,
-    UnknownEnvironment,
-)
+from leanq.queue.results import Became, Reaped, Returning, Settlement, Submission
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply
 from support.fairness import Fairness
@@ -58,11 +48,11 @@ LEASE_MS, MAX_ATTEMPTS, MAX_WAITING = 10_000, 4, 6
 
 BODIES = {"": (b"body", LARGE), "p": (b"body",), "q": (LARGE,)}
 NAMES = {
-    Queued: "queued",
-    Attached: "attached",
-    Conflict: "conflict",
-    Full: "full",
-    UnknownEnvironment: "unknown",
+    Became.QUEUED: "queued",
+    Became.ATTACHED: "attached",
+    Became.CONFLICT: "conflict",
+    Became.FULL: "full",
+    Became.UNKNOWN_ENVIRONMENT: "unknown",
 }
 environments = st.lists(st.sampled_from(ENVIRONMENTS), min_size=1, unique=True)
 clients = st.sampled_from(CLIENTS)
@@ -152,7 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.sent += batch
         expected = [self.model.submit(client, item) for item in batch]
         answers = self.call(self.queue.submit(client, batch))
-        assert [NAMES.get(type(answer), "reply") for answer in answers] == expected
+        assert [NAMES.get(answer, "reply") for answer in answers] == expected
         for item, answer in zip(batch, answers, strict=True):
             if isinstance(answer, bytes):
                 assert answer in (self.replies.get(item.request_id), *self.remembered(item))

@@ -21,7 +21,7 @@ from leanq.cli import cli
 from leanq.errors import UsageError
 from leanq.fleet.prometheus import Page, fleet_samples
 from leanq.fleet.stats import fleet_stats
-from leanq.queue.results import MemoryRow, Queued
+from leanq.queue.results import Became, MemoryRow
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_bounds import ReplayBounds
@@ -105,7 +105,7 @@ async def test_memories_give_way_before_a_request_is_refused(one: Server) -> Non
         nonlocal sent
         while not ended.is_set():
             body = submission(f"0-{sent}", echo_body(b"x" * 1000))
-            assert await queue.submit("c", [body]) == [Queued()]
+            assert await queue.submit("c", [body]) == [Became.QUEUED]
             sent += 1
 
     bounds = ReplayBounds(max_mb=1000)
