@@ -47,8 +47,7 @@ class Tally:
     """Counts the snapshots of this process.
 
     ``damaged`` counts those found damaged on disk, on the way, or by Lean; ``disk_full`` those that
-    the disk refused, for any reason. The times are of shipping (compressing and sending) and
-    fetching (receiving and decompressing). Bytes are uncompressed; ``packed_bytes`` were sent.
+    the disk refused, for any reason.
     """
 
     hits_disk: int = 0
@@ -59,11 +58,6 @@ class Tally:
     shipped: int = 0
     disk_full: int = 0
     evicted: int = 0
-    ship_s: float = 0.0
-    ship_bytes: int = 0
-    packed_bytes: int = 0
-    fetch_s: float = 0.0
-    fetch_bytes: int = 0
 
 
 @dataclass(frozen=True)

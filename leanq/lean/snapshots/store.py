@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import stat
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
@@ -117,17 +116,11 @@ class Snapshots:
         on this machine.
         """
         most = min(MOST_RAW_BYTES, states.most_snapshot_bytes)
-        packed, size, pack_s = await asyncio.to_thread(self._take, key, file, most)
+        packed = await asyncio.to_thread(self._take, key, file, most)
         if packed is None:
             return
-        started = time.monotonic()
         with contextlib.suppress(QueueError):
-            if await states.keep_snapshot(key, packed):
-                ship_s = pack_s + time.monotonic() - started
-                self.tally.shipped += 1
-                self.tally.ship_s += ship_s
-                self.tally.ship_bytes += size
-                self.tally.packed_bytes += packed.size_bytes
+            self.tally.shipped += await states.keep_snapshot(key, packed)
 
     async def damaged(self, key: str, states: States) -> None:
         """Drops a snapshot that Lean could not load, here and in the server."""
@@ -149,26 +142,20 @@ class Snapshots:
             return None
 
     async def _receive(self, key: str, states: States) -> LocalSnapshot | None:
-        started = time.monotonic()
         packed = None
         with contextlib.suppress(QueueError):
             packed = await states.find_snapshot(key)
         if packed is None:
             return None
         try:
-            size = await asyncio.to_thread(self._unpack, key, packed)
+            entered = await asyncio.to_thread(self._unpack, key, packed)
         except ValueError:
             await self.damaged(key, states)
             return None
-        if not size:
-            return None
-        fetch_s = time.monotonic() - started
-        self.tally.fetch_s += fetch_s
-        self.tally.fetch_bytes += size
-        return await asyncio.to_thread(self._open, key)
+        return await asyncio.to_thread(self._open, key) if entered else None
 
-    def _unpack(self, key: str, packed: Packed) -> int:
-        """Puts a snapshot into the cache; returns its size, 0 if the cache cannot take it.
+    def _unpack(self, key: str, packed: Packed) -> bool:
+        """Puts a snapshot into the cache; returns whether the cache could take it.
 
         ValueError: it is damaged.
         """
@@ -176,7 +163,7 @@ class Snapshots:
         local_deps(manifest.deps, self._roots)
         with self._cache.bringing(manifest.size_bytes) as place:
             if place is None:
-                return 0
+                return False
             try:
                 with place.open("xb") as file:
                     for block in decompress(packed.chunks, manifest.size_bytes):
@@ -184,28 +171,22 @@ class Snapshots:
                 digest = hash_file(place)
             except OSError:
                 self._cache.note_trouble()
-                return 0
+                return False
             if digest != manifest.digest:
                 raise ValueError("a damaged snapshot")
-            return manifest.size_bytes if self._cache.enter(key, place, manifest) else 0
+            return self._cache.enter(key, place, manifest)
 
-    def _take(self, key: str, file: Path, most: int) -> tuple[Packed | None, int, float]:
-        """Puts a snapshot into the cache; returns it packed, its size, and the seconds that packing
-        took.
-
-        Returns None if it is not to be sent.
-        """
+    def _take(self, key: str, file: Path, most: int) -> Packed | None:
+        """Puts a snapshot into the cache; returns it packed, or None if it is not to be sent."""
         beside = file.with_name(f"{file.name}.deps")
         try:
             with _regular(file) as source:
                 manifest = self._read(source, beside)
                 self._put(key, file, source, manifest)
                 if not most or not is_portable(manifest.deps):
-                    return None, 0, 0.0
-                started = time.monotonic()
+                    return None
                 chunks = compress(source, manifest.size_bytes, most)
-                packed = Packed(manifest.pack(), chunks) if chunks else None
-                return packed, manifest.size_bytes, time.monotonic() - started
+                return Packed(manifest.pack(), chunks) if chunks else None
         except OSError:
             self._cache.note_trouble()
         except (ValueError, OverflowError, RecursionError):
@@ -215,7 +196,7 @@ class Snapshots:
             for each in (file, beside):
                 with contextlib.suppress(OSError):
                     each.unlink()
-        return None, 0, 0.0
+        return None
 
     def _read(self, source: BufferedReader, beside: Path) -> Manifest:
         size = os.fstat(source.fileno()).st_size
