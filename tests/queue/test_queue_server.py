@@ -234,6 +234,9 @@ async def live_a_full_life(shard: Shard) -> None:
     ended, *_ = (await shard.claim(want=3)).jobs
     await shard.settle(ended)
     await queue.cancel(["withdrawn"])
+    await shard.submit("disagreed", environment="b")
+    disputed = settlement(await shard.job(environments=["b"]))
+    await shard.claim(want=0, settle=[structs.replace(disputed, reason="kernels_disagree")])
     await shard.submit("remembered", environment="b", digest="told")
     told = settlement(await shard.job(environments=["b"]))
     await shard.claim(want=0, settle=[structs.replace(told, fingerprint="print")])
