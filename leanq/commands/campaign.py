@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -233,40 +233,31 @@ def show(id_: str, url: str | None, as_json: bool) -> None:
             click.echo("\n".join([f"  {name:9} {head}", *(f"{'':12}{line}" for line in more)]))
 
 
-@campaign.command()
-@click.argument("id_", metavar="ID")
-@options.queue
-def pause(id_: str, url: str | None, as_json: bool) -> None:
-    """Pause a campaign: withdraw its requests in flight, and keep its results."""
-    _change(id_, url, as_json, "pause")
-
-
-@campaign.command()
-@click.argument("id_", metavar="ID")
-@options.queue
-def resume(id_: str, url: str | None, as_json: bool) -> None:
-    """Resume a paused campaign."""
-    _change(id_, url, as_json, "resume")
-
-
-@campaign.command()
-@click.argument("id_", metavar="ID")
-@options.queue
-def cancel(id_: str, url: str | None, as_json: bool) -> None:
-    """Cancel a campaign, and keep its results for a retry."""
-    _change(id_, url, as_json, "cancel")
-
-
-@campaign.command()
-@click.argument("id_", metavar="ID")
-@options.queue
-def retry(id_: str, url: str | None, as_json: bool) -> None:
-    """Run a campaign again that failed, was cancelled or has finished.
+_CHANGES = {
+    "pause": "Pause a campaign: withdraw its requests in flight, and keep its results.",
+    "resume": "Resume a paused campaign.",
+    "cancel": "Cancel a campaign, and keep its results for a retry.",
+    "retry": """Run a campaign again that failed, was cancelled or has finished.
 
     One that failed or was cancelled resumes. A finished one checks those rows again that have no
     verdict of Lean's.
-    """
-    _change(id_, url, as_json, "retry")
+    """,
+}
+
+
+def _add_change(how: str, text: str) -> None:
+    @campaign.command(how, help=text)
+    @click.argument("id_", metavar="ID")
+    @options.queue
+    def change(id_: str, url: str | None, as_json: bool) -> None:
+        with campaigns_at(url) as campaigns:
+            getattr(campaigns, how)(id_)
+            status = campaigns.show(id_)
+        click.echo(json.dumps(_record(status)) if as_json else _line(status))
+
+
+for _how, _text in _CHANGES.items():
+    _add_change(_how, _text)
 
 
 @campaign.command()
@@ -370,16 +361,6 @@ def _campaign(data: str, out: str | None, **how: Any) -> Any:
     plan = {name: how.pop(name) for name in ("window", "first_success")}
     options: Any = {**how, "allow_axioms": list(how["allow_axioms"])}
     return Campaign(data, out, fields, Plan(options, **plan), replay)
-
-
-def _change(
-    id_: str, url: str | None, as_json: bool, how: Literal["pause", "resume", "cancel", "retry"]
-) -> None:
-    """Changes a campaign, and prints its state after that."""
-    with campaigns_at(url) as campaigns:
-        getattr(campaigns, how)(id_)
-        status = campaigns.show(id_)
-    click.echo(json.dumps(_record(status)) if as_json else _line(status))
 
 
 def campaigns_at(url: str | None) -> contextlib.AbstractContextManager[Campaigns]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import logging
 import os
 import secrets
 import socket
@@ -19,15 +17,12 @@ from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
 from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
-from leanq.fleet.prometheus import Page
+from leanq.fleet.prometheus import page_at
 from leanq.fleet.scaler.loop import Scaler
 from leanq.fleet.scaler.slurm import SlurmTarget
 from leanq.fleet.scaler.targets import LocalTarget, PrintTarget, Target
 from leanq.queue.settings import Settings, check_name
 from leanq.scale import Decision, ScaleSettings, Stats
-
-log = logging.getLogger("leanq.scaler")
-
 
 _options = options.combined(
     click.option(
@@ -194,10 +189,7 @@ def scale(
         tell=tell,
         who=who,
     )
-    page = contextlib.nullcontext() if port is None else Page(port, made.samples, host=metrics_host)
-    with page:
-        if isinstance(page, Page):
-            log.info("metrics at http://localhost:%d/metrics", page.port)
+    with page_at(port, "scaler", made.samples, host=metrics_host):
         asyncio.run(until_signal(made.run()))
 
 

@@ -20,7 +20,7 @@ from leanq.commands.campaign import campaigns_at
 from leanq.commands.submit import queue_at
 from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
-from leanq.fleet.prometheus import Page
+from leanq.fleet.prometheus import page_at
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile, make_keys
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
@@ -241,8 +241,6 @@ def _metrics_page(
     state: Any, host: str, port: int | None
 ) -> contextlib.AbstractContextManager[object]:
     """Returns the gateway's metrics page, if a port was named for it."""
-    if port is None:
-        return contextlib.nullcontext()
     loop = asyncio.get_running_loop()
 
     def is_ready() -> bool:
@@ -253,6 +251,4 @@ def _metrics_page(
             asked.cancel()
             return False
 
-    page = Page(port, state.metrics.samples, is_ready, host)
-    log.info("metrics of this gateway on port %d", page.port)
-    return page
+    return page_at(port, "gateway", state.metrics.samples, is_ready, host)

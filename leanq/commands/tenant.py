@@ -13,11 +13,9 @@ from leanq.commands.common import queue_settings
 from leanq.errors import UsageError
 from leanq.fleet.shown import columns, duration, printable
 from leanq.fleet.stats import environments_of
-from leanq.queue.operator_queue import every_queue, look
+from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, every_queue, look
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings, check_name
-
-_LEAST, _MOST = 0.01, 1000.0
 
 
 @click.group()
@@ -27,7 +25,7 @@ def tenant() -> None:
 
 @tenant.command()
 @click.argument("name")
-@click.argument("weight", type=options.FiniteRange(_LEAST, _MOST), required=False)
+@click.argument("weight", type=options.FiniteRange(LEAST_WEIGHT, MOST_WEIGHT), required=False)
 @click.option("--remove", is_flag=True, help="Take the weight away.")
 @options.queue
 def weight(url: str | None, as_json: bool, name: str, weight: float | None, remove: bool) -> None:
@@ -37,7 +35,9 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
     weights; those without one weigh 1. Without weights, tenants take turns, request by request.
     """
     if (weight is None) != remove:
-        raise UsageError("give either a WEIGHT between 0.01 and 1000, or --remove")
+        raise UsageError(
+            f"give either a WEIGHT between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, or --remove"
+        )
     settings = queue_settings(url)
     asyncio.run(_set_weight(settings, check_name("tenant", name), weight))
     if as_json:

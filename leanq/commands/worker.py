@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import math
 import os
 import signal
@@ -22,7 +21,7 @@ from leanq.commands.common import queue_settings
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
-from leanq.fleet.prometheus import Page, Sample, counted_samples
+from leanq.fleet.prometheus import Sample, counted_samples, page_at
 from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
@@ -35,8 +34,6 @@ from leanq.lean.sandbox.sandbox import probe
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import Settings, check_name
 from leanq.worker import Worker
-
-log = logging.getLogger("leanq.worker")
 
 _SECOND_SIGNAL_GRACE_S = 0.0
 
@@ -282,8 +279,6 @@ def metrics_page(
     worker: Worker, port: int | None, host: str
 ) -> contextlib.AbstractContextManager[object]:
     """Returns the worker's metrics page, if a port was named for it."""
-    if port is None:
-        return contextlib.nullcontext()
 
     def read() -> Iterator[Sample]:
         yield "leanq_worker_slots", ("busy",), worker.busy
@@ -291,9 +286,7 @@ def metrics_page(
         yield "leanq_worker_quarantined", (), float(worker.quarantined)
         yield from counted_samples()
 
-    page = Page(port, read, worker.joined.is_set, host=host)
-    log.info("metrics of this worker on port %d", page.port)
-    return page
+    return page_at(port, "worker", read, worker.joined.is_set, host)
 
 
 async def run_until_stopped(worker: Worker) -> None:

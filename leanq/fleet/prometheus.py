@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
 import threading
 from collections import Counter
@@ -26,6 +28,8 @@ from leanq.errors import UsageError
 from leanq.fleet.stats import FleetStats, Times, degraded_of
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, GATEWAY, SCALER, WORKER, Kind, Metric
 from leanq.queue.wire import info_of
+
+log = logging.getLogger("leanq.metrics")
 
 Sample = tuple[str, tuple[str, ...], float | Times]
 """A metric's name, the values of its labels, and its value."""
@@ -173,6 +177,21 @@ class Page:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def page_at(
+    port: int | None,
+    whose: str,
+    read: Callable[[], Iterable[Sample]],
+    healthy: Callable[[], bool] = lambda: True,
+    host: str = "127.0.0.1",
+) -> contextlib.AbstractContextManager[object]:
+    """Returns a :class:`Page`, and logs its port; nothing if no port was named for it."""
+    if port is None:
+        return contextlib.nullcontext()
+    page = Page(port, read, healthy, host)
+    log.info("metrics of this %s on port %d", whose, page.port)
+    return page
 
 
 class _Server6(ThreadingHTTPServer):

@@ -25,6 +25,9 @@ from leanq.queue.results import (
 from leanq.queue.settings import Settings
 from leanq.queue.shard import Shard, pairs_of, text_of
 
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+"""The bounds of a tenant's weight."""
+
 _DECISIONS_MS = 600_000
 # The most bytes of a record's head, without the body.
 _RECORD_HEAD_BYTES = 1024

@@ -9,11 +9,9 @@ from leanq.fleet.dead_letters import send_again
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.viewers import Viewer
 from leanq.queue.keys import shard_of
-from leanq.queue.operator_queue import OperatorQueue
+from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue
 from leanq.queue.results import DeadLetter
 from leanq.queue.settings import check_name
-
-_LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 1000.0
 
 
 class ForbiddenError(Exception):
@@ -76,9 +74,9 @@ async def set_weight(
     """
     _check_operates(viewer)
     check_name("tenant", tenant)
-    if weight is not None and not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+    if weight is not None and not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
         raise InvalidRequestError(
-            f"a weight must lie between {_LEAST_WEIGHT:g} and {_MOST_WEIGHT:g}, got {weight:g}"
+            f"a weight must lie between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, got {weight:g}"
         )
     for queue in lean.queues:
         await queue.set_weight(tenant, weight)
