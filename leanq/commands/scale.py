@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -169,18 +169,15 @@ def scale(
 
     # A decision that orders nothing does not concern others.
     who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    place: Target
-    if target == "local":
-        queue = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
-        place = LocalTarget(worker, os.environ | queue, as_json=as_json)
-    elif target == "print":
-        place = PrintTarget()
-    elif target == "slurm":
-        place = SlurmTarget(script or "", job_name, list(sizes))
-    elif target == "ray":
-        place = _ray(settings, list(sizes), worker, slots=how["slots"])
-    else:
-        place = _kubernetes(namespace, deployment, hpa=hpa, identity=who)
+    queue = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+    places: Mapping[str, Callable[[], Target]] = {
+        "k8s": lambda: _kubernetes(namespace, deployment, hpa=hpa, identity=who),
+        "slurm": lambda: SlurmTarget(script or "", job_name, list(sizes)),
+        "ray": lambda: _ray(settings, list(sizes), worker, slots=how["slots"]),
+        "local": lambda: LocalTarget(worker, os.environ | queue, as_json=as_json),
+        "print": PrintTarget,
+    }
+    place = places[target]()
     made = Scaler(
         settings,
         place,

@@ -292,31 +292,24 @@ def _line(sent: _Sent) -> Mapping[str, Any]:
 
 
 def reply_of(result: Mapping[str, Any]) -> Reply:
-    """Returns the reply that a gateway shows as ``result``."""
-    axioms = result["axioms"]
-    return Reply(
-        result["verdict"],
-        tuple(Message(**each) for each in result["messages"]),
-        tuple(Sorry(**each) for each in result["sorries"]),
-        None if axioms is None else tuple(axioms),
-        reason=result["reason"],
-        kernel=result["kernel"],
-        theorems=tuple(Theorem(**each) for each in result["theorems"]),
-        failed=tuple(Failure(**each) for each in result["failed"]),
-        state=result["state"],
-        goals=tuple(result["goals"]),
-        fingerprint=result["fingerprint"],
-        request_id=result["request_id"],
-        worker=result["worker"],
-        attempts=result["attempts"],
-        queued_s=result["queued_s"],
-        cpu_s=result["cpu_s"],
-        wall_s=result["wall_s"],
-        audit_s=result["audit_s"],
-        infotree=json.dumps(result["infotree"]).encode() if "infotree" in result else None,
-    )
+    """Returns the reply that a gateway shows as ``result``; an older one lacks some fields."""
+    found = {name: result[name] for name in Reply.__struct_fields__ if name in result}
+    for name, part in _PARTS.items():
+        found[name] = tuple(part(**each) for each in found.get(name, ()))
+    for name in ("axioms", "goals"):
+        if found.get(name) is not None:
+            found[name] = tuple(found[name])
+    if "infotree" in found:
+        found["infotree"] = json.dumps(found["infotree"]).encode()
+    return Reply(**found)
 
 
+_PARTS: Mapping[str, type[Message | Sorry | Theorem | Failure]] = {
+    "messages": Message,
+    "sorries": Sorry,
+    "theorems": Theorem,
+    "failed": Failure,
+}
 _KINDS: Mapping[str, type[LeanQError]] = {
     "closed": ClosedError,
     "conflict": ConflictError,

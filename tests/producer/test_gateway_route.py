@@ -7,6 +7,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
@@ -23,7 +24,9 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.gateway.keys import KeyFile
-from leanq.queue.requests import Reply
+from leanq.gateway.v1_models import Result, result_of
+from leanq.producer.gateway_route import reply_of
+from leanq.queue.requests import Failure, Message, Reply, Sorry, Theorem
 from leanq.queue.settings import Settings
 
 
@@ -118,6 +121,39 @@ async def test_the_time_of_the_judge_comes_through_a_gateway(
     scripted.replies["-- judged"] = Reply("accepted", audit_s=0.25)
     async with AsyncLeanQClient(gateway.url) as far:
         assert (await far.check("-- judged")).audit_s == 0.25
+
+
+def test_each_field_that_a_gateway_shows_comes_back() -> None:
+    reply = Reply(
+        "rejected",
+        (Message("error", 1, 2, "m", 3, 4),),
+        (Sorry(1, 2, 3, 4, "g", "s"),),
+        ("propext",),
+        "print",
+        "state",
+        ("goal",),
+        reason="statement_differs",
+        kernel="4.35.0",
+        theorems=(Theorem("t", "True"),),
+        failed=(Failure("t", "type_differs", "why"),),
+        request_id="r",
+        worker="w",
+        attempts=2,
+        queued_s=0.1,
+        cpu_s=0.2,
+        wall_s=0.3,
+        audit_s=0.4,
+        infotree=b"[1]",
+    )
+    shown = json.loads(msgspec.json.encode(result_of(reply, "r")))
+    assert {*shown} == {*Result.model_fields}
+    back = reply_of(shown)
+    hidden = {"payload", "error", "warm", "content", "way"}
+    for name in {*Reply.__struct_fields__} - hidden:
+        assert getattr(reply, name) not in (None, (), "", 0), f"{name} is not tried"
+        assert getattr(back, name) == getattr(reply, name), name
+    # A gateway of before this field.
+    assert reply_of({name: shown[name] for name in shown if name != "kernel"}).kernel is None
 
 
 async def test_states_that_a_gateway_has_sealed_for_a_tenant(
