@@ -349,10 +349,10 @@ def _with_a_sorry(reply: Reply, text: str) -> Reply:
 
 def _denied(reply: Reply, found: Judgement) -> Reply:
     reasons: dict[str, Reason] = {
+        "kernel_refused": "kernel_refused",
         "reserved_name": "reserved_name",
-        "statement_differs": "statement_differs",
     }
-    return _rejected(reply, reasons.get(found.rule, "kernel_refused"), found.text)
+    return _rejected(reply, reasons[found.rule], found.text)
 
 
 def _differs(reply: Reply, found: Judgement) -> Reply:

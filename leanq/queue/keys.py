@@ -1,4 +1,7 @@
-"""Every key of leanq in Redis.
+"""Every key of leanq in Redis, most of them written by scripts alone.
+
+A new key also stands in ``lua/register.lua``, which asks for the right to it, and in
+``deploy/users.acl``.
 
 All keys of a shard begin with ``{PREFIX:SHARD}``. This hash tag keeps them in one slot of a
 cluster, so that one script can change them together. A request id names its shard. If there are

@@ -17,7 +17,10 @@ from msgspec.structs import asdict, force_setattr, replace
 from leanq.errors import InvalidRequestError, NoRewardError
 
 VERSION = 1
-"""The version of requests and replies on the wire."""
+"""The version of requests and replies on the wire.
+
+A new verdict or reason needs a new one: clients of before then say that a worker is newer.
+"""
 
 MAX_TIMEOUT_S = 86_400.0
 

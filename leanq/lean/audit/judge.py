@@ -31,13 +31,14 @@ _ASPECTS = (
 )
 _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
 
-Rule = Literal["kernel_refused", "reserved_name", "statement_differs", "told_apart"]
+Denial = Literal["kernel_refused", "reserved_name", "told_apart"]
+"""Why a file is denied; `leanq.lean.check` gives each its reason."""
 
 
 class DeniedError(Exception):
     """The file is denied: by which rule, and why."""
 
-    def __init__(self, rule: Rule, text: str) -> None:
+    def __init__(self, rule: Denial, text: str) -> None:
         super().__init__(text)
         self.rule = rule
 

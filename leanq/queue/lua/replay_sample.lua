@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- parts: replay weights random
+-- parts: replay samples random
 -- replay_sample: draws entries with replacement, independently of each other. It stops when there are
 -- `count`, when their bytes reach `max_bytes`, or when the random numbers are used up.
 -- A draw by weight picks a class by the bound of its sum, and then any member of the class. It takes the
@@ -21,7 +21,7 @@ local classes, bound = {}, 0
 if by_weight then
   local r = redis.call('HGETALL', replay.key('classes'))
   for i = 1, #r, 2 do
-    local class = {name = r[i], count = tonumber(r[i + 1]), most = weights.bound(tonumber(r[i]))}
+    local class = {name = r[i], count = tonumber(r[i + 1]), most = samples.bound(tonumber(r[i]))}
     class.bound = class.count * class.most
     classes[#classes + 1], bound = class, bound + class.bound
   end

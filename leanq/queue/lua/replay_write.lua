@@ -1,5 +1,5 @@
 #!lua
--- parts: replay replay_log weights random
+-- parts: replay replay_log samples random
 -- replay_write: adds entries, each a row of its weight and its bytes, and takes out entries beyond the
 -- bounds. A call with the writer's last serial changes nothing, so it may be repeated when its answer was
 -- lost. A server with a full memory refuses it.
@@ -13,7 +13,7 @@ local log, slots = replay.key('log'), replay.key('slots')
 local function empty(slot)
   local old = redis.call('HGET', slots, slot)
   about.slot_bytes = about.slot_bytes - #old + string.find(old, ' ', 1, true)
-  weights.remove(slot)
+  samples.remove(slot)
 end
 
 -- Keeps each entry ever written in the reservoir with the same probability.
@@ -27,7 +27,7 @@ local function choose(number, entry, weight)
   end
   redis.call('HSET', slots, slot, number .. ' ' .. entry)
   about.slot_bytes = about.slot_bytes + #entry
-  if about.weighted then weights.add(slot, weight) end
+  if about.weighted then samples.add(slot, weight) end
 end
 
 -- Removes a random slot and its room: if a later entry filled it, its chance would be unequal. Returns
@@ -39,7 +39,7 @@ local function shrink()
   empty(slot)
   if slot ~= last then
     redis.call('HSET', slots, slot, redis.call('HGET', slots, last))
-    weights.add(slot, weights.remove(last))
+    samples.add(slot, samples.remove(last))
   end
   redis.call('HDEL', slots, last)
   about.capacity = last
@@ -53,7 +53,7 @@ for i, entry in ipairs(items.entry) do
   redis.call('XADD', log, number .. '-0', '', entry)
   about.bytes = about.bytes + #entry
   if about.reservoir then choose(number, entry, weight)
-  elseif about.weighted then weights.add(number, weight) end
+  elseif about.weighted then samples.add(number, weight) end
 end
 while about.slot_bytes > about.max_bytes and shrink() do end
 replay_log.evict(about, redis.call('XLEN', log) - about.entries, about.max_bytes)

@@ -1,7 +1,8 @@
 -- parts: bulk wait_list counters waiting lease affinity
 -- each call: fair_queue.left = {}
 -- The order of claims: tenants in round-robin within a priority, and priorities without starvation. `left`:
--- environments in which some tenant's list is known not to be empty.
+-- environments in which some tenant's list is known not to be empty. exchange.lua takes the same turns for
+-- one request by itself.
 local fair_queue = {}
 
 -- Takes up to so many requests out of each list; returns how many it took.

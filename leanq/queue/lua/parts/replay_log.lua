@@ -1,4 +1,4 @@
--- parts: replay weights
+-- parts: replay samples
 -- Takes the oldest entries out of a memory's log.
 local replay_log = {MOST_AT_ONCE = 128}
 
@@ -12,7 +12,7 @@ function replay_log.evict(about, count, max_bytes)
       if evicted + out >= count and about.bytes <= max_bytes then break end
       out = out + 1
       about.bytes = about.bytes - #entry[2][2]
-      if about.weighted and not about.reservoir then weights.remove((string.match(entry[1], '%d+'))) end
+      if about.weighted and not about.reservoir then samples.remove((string.match(entry[1], '%d+'))) end
     end
     if out == 0 then
       about.bytes = 0

@@ -3,30 +3,30 @@
 -- are four classes for each power of two. It may have any place there, so it can leave as fast as it came.
 -- `classes`: class → members; `index`: CLASS:PLACE (from 1) → member, blank, weight; `places`: member →
 -- CLASS:PLACE. Counts are kept but no sums, which would lose precision in time.
-local weights = {}
+local samples = {}
 
 -- Returns the number of the class: eight times the exponent, and the fraction's eighths, from 4 to 7.
-function weights.class(weight)
+function samples.class(weight)
   local fraction, exponent = math.frexp(weight)
   return 8 * exponent + math.floor(8 * fraction)
 end
 
 -- Returns the bound of a class: all its weights are below it, and at least four fifths of it.
-function weights.bound(class)
+function samples.bound(class)
   return math.ldexp(class % 8 + 1, math.floor(class / 8) - 3)
 end
 
-function weights.add(member, weight)
+function samples.add(member, weight)
   -- Ignore weights that are no numbers or infinite: every draw would pick an infinite one.
   if not (weight > 0 and weight < math.huge) then return end
-  local class = weights.class(weight)
+  local class = samples.class(weight)
   local place = class .. ':' .. redis.call('HINCRBY', replay.key('classes'), class, 1)
   redis.call('HSET', replay.key('index'), place, string.format('%s %.17g', member, weight))
   redis.call('HSET', replay.key('places'), member, place)
 end
 
 -- Removes a member, and returns its weight. The last member of its class takes its place.
-function weights.remove(member)
+function samples.remove(member)
   local index, places, classes = replay.key('index'), replay.key('places'), replay.key('classes')
   local place = redis.call('HGET', places, member)
   if not place then return 0 end
