@@ -302,7 +302,7 @@ class Judges:
                 path = (prepared.folder,)
             except (AuditError, OSError) as error:
                 lean = replace(lean, libraries=(), fault=str(error))
-        return await _JudgeProcess.start(
+        process = await _JudgeProcess.start(
             self._environment,
             lean,
             path,
@@ -312,6 +312,10 @@ class Judges:
             without_kernel=without_kernel,
             prints=self._prints,
         )
+        if lean.fault and self._images is not None:
+            # The next file may find that the disk has room again.
+            process.serves = None
+        return process
 
     async def self_test(self) -> str:
         """Judges an honest file and forged ones, whatever is remembered; returns what is wrong with
@@ -420,7 +424,8 @@ class _JudgeProcess:
     """One process, which judges one file at a time.
 
     Attributes:
-        serves: the modules that it has imported, and whether it had to do without a kernel.
+        serves: the modules that it has imported, and whether it had to do without a kernel; None
+            if it shall serve no second file.
         unavailable: why it has no kernel, "" if it has one.
         usable: whether it can be asked again.
         version: its kernel's Lean.
@@ -428,7 +433,7 @@ class _JudgeProcess:
 
     def __init__(self, sandbox: Sandbox, process: Process, serves: tuple[_Imports, bool]) -> None:
         """Use :meth:`start`."""
-        self.serves = serves
+        self.serves: tuple[_Imports, bool] | None = serves
         self.unavailable = ""
         self.usable = False
         self.version = ""

@@ -330,6 +330,33 @@ async def test_progress_is_told_while_images_are_made(lean: Path, tmp_path: Path
 
 
 @of_module
+async def test_a_trouble_with_images_passes(lean: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    path = compile_module(lean, "M", "theorem own (p : Prop) (h : p) : p := h\n", folder)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    code = "import M\ntheorem t (p : Prop) (h : p) : p := own p h\n"
+    file = compile_module(lean, "T", code, folder)
+    judges = Judges(environment, slots=1, prints=False)
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+
+    async def judged() -> Judgement:
+        return await judges.judge(split_header(code), read_parts(file), ("", ""), limits)
+
+    try:
+        assert await judges.unavailable() == ""
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-8])
+        found = await judged()
+        assert not found.proved
+        assert "M cannot be read for the judge's kernel" in found.unavailable
+        path.write_bytes(whole)
+        assert (await judged()).proved
+    finally:
+        await judges.close()
+
+
+@of_module
 async def test_a_damaged_module_of_the_library_is_named(lean: Path, tmp_path: Path) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
