@@ -117,7 +117,7 @@ def show(request_id: str, url: str | None, as_json: bool) -> None:
         click.echo(json.dumps(record))
         return
     code = record.pop("code")
-    click.echo("\n".join(f"{name:<12}{value}" for name, value in record.items()))
+    click.echo("\n".join(f"{name:<12}{printable(str(value))}" for name, value in record.items()))
     click.echo(f"\n{code}")
 
 

@@ -26,6 +26,7 @@ from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_lean import judge_lean
 from leanq.lean.audit.judges import Judgement, Judges
 from leanq.lean.audit.kernel_images import KernelImages
+from leanq.lean.audit.known_names import KERNEL_NAMES
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
@@ -429,7 +430,6 @@ async def test_types_in_the_layout_of_an_old_lean_are_judged(
 # Each equation with something added to one side, which no library can prove.
 _WRONG = """
 import glob, os, sys
-from leanq.lean.audit import known_names
 from leanq.lean.audit.kernel import Kernel
 view, *libraries = sys.argv[1:]
 kernel = Kernel(libraries)
@@ -469,3 +469,87 @@ def test_no_wrong_equation_is_proved(other: Environment) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     count, _, taken = done.stdout.partition(" ")
     assert (int(count) > 40, taken) == (True, "[]\n")
+
+
+# Asks the kernel, for each word near those that it knows, whether it computes with a function of
+# that name which nothing defines.
+_COMPUTED = r"""
+import os, re, sys
+from pathlib import Path
+from leanq.lean.audit.kernel import Kernel, RefusedError
+from leanq.lean.audit.known_names import KERNEL_NAMES, _Terms
+
+libraries = sys.argv[1:]
+kernel = Kernel(libraries)
+kernel.import_header([], [])
+terms = _Terms(kernel)
+for each in ("Nat", "Bool", "Eq"):
+    kernel.add(terms.declaration(each, {"Eq": ("u",)}))
+library = kernel.env
+kernel._mark_persistent(library)
+data = Path(libraries[0]).read_bytes()
+words = {name[1] for name in KERNEL_NAMES if name[0] == "Nat" and len(name) == 2}
+for found in re.finditer(rb"\0eagerReduce\0", data):
+    near = data[max(0, found.start() - 16384) : found.end() + 16384]
+    for word in re.findall(rb"[A-Za-z][A-Za-z0-9]*(?=\0)", near):
+        # A linker keeps one text for all that end alike.
+        words |= {word[-size:].decode() for size in {2, 3, 4, len(word)}}
+words = {word for word in words if word[0].islower() and len(word) <= 16}
+words -= {"zero", "succ", "rec"}
+
+def constant(*name, level=0):
+    one = kernel.level_succ(kernel.level_zero(1))
+    return kernel.const(kernel.name(name), kernel.list([one] * level))
+
+def applied(function, *arguments):
+    for each in arguments:
+        function = kernel.app(function, each)
+    return function
+
+def true():
+    return constant("Bool", "true")
+
+def computes(word, takes, gives):
+    kernel.env = library
+    type_ = terms.binders([constant("Nat") for _ in range(takes)], constant(gives), is_type=True)
+    name = kernel.name(["Nat", word])
+    kernel.add(kernel.construct(0, kernel.axiom_val(name, kernel.list([]), type_, 0)))
+    value = applied(constant("Nat", word), *(terms.read(str(n), ()) for n in (12, 5, 7)[:takes]))
+    # Both cases are the same, and only what the kernel has computed is one of them.
+    last = true()
+    if gives == "Nat":
+        last = terms.binders([constant("Nat"), constant("Bool")], true(), is_type=False)
+    motive = terms.binders([constant(gives)], constant("Bool"), is_type=False)
+    left = applied(constant(gives, "rec", level=1), motive, true(), last, value)
+    statement = applied(constant("Eq", level=1), constant("Bool"), left, true())
+    proof = applied(constant("Eq", "refl", level=1), constant("Bool"), true())
+    name = kernel.name(["_probe"])
+    made = kernel.theorem_val(name, kernel.list([]), statement, proof, kernel.list([name]))
+    try:
+        kernel.add(kernel.construct(2, made))
+    except RefusedError:
+        return False
+    return True
+
+shapes = [(1, "Nat"), (2, "Nat"), (3, "Nat"), (1, "Bool"), (2, "Bool")]
+print(len(words), *sorted(w for w in words if any(computes(w, *shape) for shape in shapes)))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_the_kernel_computes_with_no_other_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPUTED, *map(str, wheel_libraries())],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    count, *computed = done.stdout.split()
+    assert int(count) > 200
+    known = "add beq ble div gcd land lor mod mul pow shiftLeft shiftRight sub xor"
+    assert " ".join(computed) == known
+    assert {("Nat", each) for each in computed} <= KERNEL_NAMES
