@@ -429,7 +429,8 @@ async def test_types_in_the_layout_of_an_old_lean_are_judged(
 
 # Each equation with something added to one side, which no library can prove.
 _WRONG = """
-import glob, os, sys
+import os, sys
+from leanq.lean.audit import known_names
 from leanq.lean.audit.kernel import Kernel
 view, *libraries = sys.argv[1:]
 kernel = Kernel(libraries)
