@@ -227,8 +227,10 @@ class Judges:
             return None
         order = {"op": "axioms", "names": names}
         found = await self._asked(_Imports.of(header), [], order, _SELF_TEST_LIMITS)
-        if why := found.limit or found.unavailable:
-            raise JudgeLimitError(f"the axioms behind its imports are not known: {why}")
+        if found.unavailable:
+            return None
+        if found.limit:
+            raise JudgeLimitError(f"the axioms behind its imports are not known: {found.limit}")
         if found.rule:
             raise AuditError(found.text)
         return dict(zip(names, found.behind, strict=True))
