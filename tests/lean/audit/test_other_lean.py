@@ -487,7 +487,7 @@ terms = _Terms(kernel)
 for each in ("Nat", "Bool", "Eq"):
     kernel.add(terms.declaration(each, {"Eq": ("u",)}))
 library = kernel.env
-kernel._mark_persistent(library)
+kernel.mark_persistent(library)
 data = Path(libraries[0]).read_bytes()
 words = {name[1] for name in KERNEL_NAMES if name[0] == "Nat" and len(name) == 2}
 for found in re.finditer(rb"\0eagerReduce\0", data):
