@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from ctypes import c_size_t, c_uint8, c_uint32, c_void_p
 from typing import Any
 
+from leanq.lean.audit.image import Name
 from leanq.lean.audit.kernel import (
     CLOSED_BOX,
     WORD_BYTES,
@@ -23,6 +24,7 @@ from leanq.lean.audit.kernel import (
 
 _POINTER = c_void_p
 _FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "_set_module": ("l_Lean_Environment_setMainModule", (_POINTER, _POINTER)),
     "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
     "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
     "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
@@ -54,6 +56,7 @@ class Elaborator:
         KernelUnavailableError: the library lacks a function; it judges without.
     """
 
+    _set_module: Any
     _elaborated: Any
     _set_option: Any
     _print: Any
@@ -72,6 +75,7 @@ class Elaborator:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._env = kernel, 0
+        self._module: Name = ()
         self._has_threads = False
         try:
             kernel.bind(self, _FUNCTIONS, _RESULTS)
@@ -81,10 +85,14 @@ class Elaborator:
         except AttributeError as error:
             raise KernelUnavailableError(f"Lean's library prints nothing: {error}") from None
 
-    def begin(self) -> None:
-        """Takes over what the kernel has accepted."""
+    def begin(self, module: Name) -> None:
+        """Takes over what the kernel has accepted, as declared by this module.
+
+        Private names of other modules cannot be read.
+        """
+        self._module = module
         retain(self._kernel.env)
-        self._env = int(self._elaborated(self._kernel.env))
+        self._env = self._inside(int(self._elaborated(self._kernel.env)))
 
     def options(self, values: Mapping[str, int | bool]) -> int:
         """Returns Lean's options with these values."""
@@ -144,6 +152,7 @@ class Elaborator:
             if kernel.tag(result) != 1:
                 return None
             environment = word(result + WORD_BYTES)
+        environment = self._inside(environment)
         size = kernel.nat(len(commands.encode()))
         source = self._input(kernel.text(commands), kernel.text(""), 0, size)
         state = self._state(environment, self._no_messages, kernel.no_options)
@@ -162,6 +171,10 @@ class Elaborator:
     def same(self, one: int, other: int) -> bool:
         """Returns whether two expressions are equal; names of bound variables do not matter."""
         return bool(self._same(one, other))
+
+    def _inside(self, environment: int) -> int:
+        """Returns an environment as the module sees it."""
+        return int(self._set_module(environment, self._kernel.name(self._module)))
 
     def _data(self, value: int | bool) -> int:
         """Returns a `DataValue`."""

@@ -23,7 +23,7 @@ from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
-from leanq.lean.audit.layouts import shape
+from leanq.lean.audit.layouts import Damaged, shape
 
 _CPU_S = 1.0
 _WALL_S = 30
@@ -46,6 +46,9 @@ _CLASSES: Name = ("Lean", "classExtension")
 _REDUCIBILITY: Name = ("reducibilityCore",)
 _UNFOLDED = {0: "reducible", 4: "instance_reducible"}
 _INSTANCES: Name = ("Lean", "Meta", "instanceExtension")
+# An instance of a namespace that is closed counts, too: a reader may open it.
+_ANYWHERE_OR_SCOPED = (shape(0, 1), shape(1, 2))
+_PRIVATE = "_private"
 _READ: Name = ("_leanq", "read")
 # Lean's sign for a proof that it leaves out, and the option to print it.
 _OMITTED = "⋯"
@@ -85,7 +88,7 @@ class Printer:
         self._judge, self._image = judge, image
         self._constants = constants
         self._own = {name for name, raw in constants.items() if raw.kind != "theorem"}
-        elaborator.begin()
+        elaborator.begin(next(filter(None, map(_module_of, constants)), ()))
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
         # Only a program can make a name that Lean cannot write. Letters without a shape, and those
         # that turn the line round, let a name look like something else.
@@ -159,14 +162,14 @@ class Printer:
     def _attributes(self) -> str:
         """The commands that give the text's constants their part in the search for instances."""
         image, found = self._image, dict[str, list[Name]]()
-        for entry in self._entries(_CLASSES, 3):
+        for entry in self._entries(_CLASSES, shape(0, 3)):
             found.setdefault("class", []).append(image.name(entry[0]))
-        for entry in self._entries(_REDUCIBILITY, 2):
+        for entry in self._entries(_REDUCIBILITY, shape(0, 2)):
             name, attribute = image.name(entry[0]), _UNFOLDED.get(entry[1] >> 1)
             if attribute:
                 found.setdefault(attribute, []).append(name)
-        for entry in self._entries(_INSTANCES, 1):
-            instance = image.words[image.index(entry[0]) + 1 :][:3]
+        for entry in self._entries(_INSTANCES, *_ANYWHERE_OR_SCOPED):
+            instance = image.words[image.index(entry[-1]) + 1 :][:3]
             made = image.words[image.index(instance[1]) + 1]
             attribute = f"instance {image.small(instance[2])}"
             found.setdefault(attribute, []).append(image.name(made))
@@ -175,17 +178,26 @@ class Printer:
             for attribute, names in found.items()
         )
 
-    def _entries(self, extension: Name, fields: int) -> Iterator[Sequence[int]]:
+    def _entries(self, extension: Name, *shapes: int) -> Iterator[Sequence[int]]:
         image = self._image
         entries = image.entries().get(extension)
         for address in image.array(entries) if entries is not None else ():
-            index = image.object(address, shape(0, fields))
-            yield image.words[index + 1 : index + 1 + fields]
+            index = image.index(address)
+            if (found := image.words[index] >> 48) not in shapes:
+                raise Damaged("an object is not what it should be")
+            yield image.words[index + 1 : index + 1 + (found & 0xFF)]
+
+
+def _module_of(name: Name) -> Name:
+    """Returns the module that a private name belongs to; () for other names."""
+    return name[1 : name.index(0)] if name[:1] == (_PRIVATE,) and 0 in name else ()
 
 
 def _quoted(name: Name) -> str:
-    """Returns a name so that no part is one of Lean's words; one that no text can have is none."""
-    return ".".join(f"«{part}»" for part in name)
+    """Returns a name as the text writes it, so that no part is one of Lean's words; one that no
+    text can have is none."""
+    module = _module_of(name)
+    return ".".join(f"«{part}»" for part in name[len(module) + 2 if module else 0 :])
 
 
 def _can_be_seen(text: str) -> bool:

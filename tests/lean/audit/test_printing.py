@@ -129,6 +129,22 @@ theorem before (n : Nat) : n ≤ n := Nat.le_refl n
     assert "@LE.le Nat instLENat n n" in shown["before"]
 
 
+async def test_private_and_scoped_instances_are_read_as_others(judges: Judges, lean: Lean) -> None:
+    code = f"""{PRELUDE}
+private instance (priority := 50) last : LE Nat := ⟨fun _ _ => True⟩
+theorem before (n : Nat) : n ≤ n := Nat.le_refl n
+theorem own (n : Nat) : @LE.le Nat last n 0 := True.intro
+namespace N
+scoped instance (priority := 50) : LE Nat := ⟨fun _ _ => True⟩
+end N
+"""
+    found = await stated(judges, lean, code)
+    assert found["before"] == "∀ (n : Nat), n ≤ n"
+    assert "@LE.le Nat last n 0" in found["own"]
+    shown = await stated(judges, lean, code.replace("50", "2000").replace("n ≤ n", LIBRARYS))
+    assert "@LE.le Nat instLENat n n" in shown["before"]
+
+
 @pytest.mark.slow
 async def test_no_notation_or_printer_of_the_texts_own_is_used(judges: Judges, lean: Lean) -> None:
     code = f"""{PRELUDE}
