@@ -97,6 +97,7 @@ class Target:
         is_whole: whether the candidate has to have all that the target declares, beside the
             theorems.
         stand_in: an axiom of ours in the candidate.
+        examples: the names of ours for the examples of both.
     """
 
     file: Parts
@@ -105,6 +106,7 @@ class Target:
     holes: Sequence[str] | None = ()
     is_whole: bool = False
     stand_in: str = ""
+    examples: Sequence[str] = ()
 
     def order(self) -> dict[str, Any]:
         """Returns the frame that tells the judge about it."""
@@ -114,6 +116,7 @@ class Target:
             "holes": self.holes,
             "is_whole": self.is_whole,
             "stand_in": self.stand_in,
+            "examples": self.examples,
         }
 
 

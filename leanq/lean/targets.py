@@ -34,6 +34,7 @@ from leanq.queue.requests import Request
 _KEPT_BYTES = 64 << 20
 # Raise it when the format on disk changes.
 _VERSION = "leanq-target-1"
+_MOST_SALTS = 100
 
 _DECODER = msgspec.msgpack.Decoder(tuple[list[bytes], tuple[str, str]])
 
@@ -108,18 +109,26 @@ class Targets:
         compiled.check(request.holes)
         return Target(compiled.file, compiled.ending, holes=request.holes)
 
-    async def of_source(self, source: str, request: Request) -> tuple[Target, str]:
+    async def of_source(self, source: str, filled: str, request: Request) -> tuple[Target, str]:
         """Returns a source with holes as the target of its fillings, and the salt of its examples'
         names.
 
+        Args:
+            filled: the source with its holes filled.
+
         Raises:
-            InvalidRequestError: the source does not compile any more.
+            InvalidRequestError: the source does not compile any more, or the filling uses up the
+                names.
         """
-        salt = text_hash(source).hex()
+        salt = _unused_salt(source, filled)
         text = await asyncio.to_thread(name_examples, source, salt)
         options = NAMED_OPTIONS if text else ()
         compiled = await self._compiled(text or source, request, options)
-        return Target(compiled.file, compiled.ending, holes=None, is_whole=True), salt
+        names = example_names(source, salt)
+        target = Target(
+            compiled.file, compiled.ending, holes=None, is_whole=True, examples=names
+        )
+        return target, salt
 
     async def _compiled(
         self, text: str, request: Request, options: Sequence[str] = ()
@@ -216,6 +225,20 @@ class Targets:
 def _room_bytes(kept: _Compiled) -> int:
     """Keeps a target; one that is larger than all the room is kept alone."""
     return min(sum(map(len, kept.file)), _KEPT_BYTES)
+
+
+def _unused_salt(source: str, filled: str) -> str:
+    """Returns a salt whose names for examples stand nowhere in a text.
+
+    It is the same for most fillings of a source, so that one target serves them. Whoever fills can
+    know it, and could prove by an example that has no name.
+    """
+    salt = source
+    for _ in range(_MOST_SALTS):
+        salt = text_hash(salt).hex()
+        if not any(name in filled for name in example_names(source, salt)):
+            return salt
+    raise InvalidRequestError("the tactics hold too many of the names for the source's examples")
 
 
 def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:

@@ -57,7 +57,7 @@ from leanq.lean.audit.known_names import unsettled
 from leanq.lean.audit.layouts import Damaged, UnknownLayout
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
-from leanq.lean.audit.statement import compare
+from leanq.lean.audit.statement import compare, is_leans_own
 from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, survey
 from leanq.lean.examples import NAME
 
@@ -148,6 +148,7 @@ class _Bench:
                 # Other reasons to say no are found without a kernel.
                 disagrees = _disagreement(error, judge.references, image, constants)
             references, nodes = judge.references, judge.nodes
+            _check_examples(constants, references, order.get("examples", ()))
             if self._printer is None and self._elaborator is not None and not disagrees:
                 self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)
         found = survey(image, constants, references)
@@ -310,6 +311,25 @@ def axioms_behind(kernel: Kernel, names: Iterable[Name]) -> list[list[str]]:
             todo += fresh
         found[name] = axioms
     return [sorted(map(display, found[name])) for name in names]
+
+
+def _check_examples(
+    constants: Mapping[Name, Raw],
+    references: Mapping[Name, AbstractSet[Name]],
+    examples: Collection[str],
+) -> None:
+    """Raises DeniedError if anything uses an example, which only has a name while it is judged."""
+    if not examples:
+        return
+    of = {
+        name: next((part for part in name if part in examples), None)
+        for name in {*constants, *set[Name]().union(*references.values())}
+    }
+    for name, used in references.items():
+        for each in used:
+            # Lean shares what it makes itself.
+            if of[each] not in (None, of[name]) and not is_leans_own(each, constants):
+                raise _told_apart(f"{display(name)} uses one of them")
 
 
 def _disagreement(

@@ -161,7 +161,7 @@ class _Step:
             return _unverified(reply, word)
         request = structs.replace(self._request, allow_axioms=allowed)
         source = move.recipe.source.code
-        target, salt = await self._targets.of_source(source, self._request)
+        target, salt = await self._targets.of_source(source, draft.text, self._request)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
         checked = await check(
             self._lean,

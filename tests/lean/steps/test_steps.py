@@ -9,8 +9,9 @@ import pytest
 from support.sites import Site, sample
 
 from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.recipes import MAX_LEVELS, Hole, Recipe, Source, Tactic, pack_export
+from leanq.lean.recipes import MAX_LEVELS, Hole, Recipe, Source, Tactic, pack_export, text_hash
 from leanq.lean.steps.holes import find_holes
+from leanq.lean.syntax import example_names
 from leanq.queue.requests import Reply, Request, Sorry
 
 HEAD = "prelude\nimport Core\n"
@@ -294,6 +295,21 @@ async def test_an_axiom_of_the_source_closes_nothing_unless_it_is_allowed(lean: 
     allowed = await lean.step(state, "exact cheat p", allow_axioms=("cheat",))
     assert (allowed.verdict, allowed.axioms) == ("accepted", ("cheat",))
     assert (await lean.step(state, "exact cheat p", audit=False)).verdict == "unjudged"
+
+
+@pytest.mark.slow
+async def test_no_tactic_proves_by_the_name_of_an_example(lean: Lean) -> None:
+    """An example has no name, and gets one while a step is judged."""
+    code = f"{HEAD}example : 1 = 1 := rfl\ntheorem t : 1 = 1 := sorry\n"
+    hole = await lean.open(code)
+    salt, names = code, []
+    for _ in range(3):
+        salt = text_hash(salt).hex()
+        names += example_names(code, salt)
+    by_name = " | ".join(f"exact {name}" for name in names)
+    reply = await lean.step(hole.state, f"first | {by_name} | exact sorryAx _ true")
+    assert (reply.verdict, reply.reason) == ("incomplete", "sorry")
+    assert (await lean.step(hole.state, f"first | {by_name} | rfl")).verdict == "accepted"
 
 
 @pytest.mark.slow
