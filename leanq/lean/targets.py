@@ -125,9 +125,7 @@ class Targets:
         options = NAMED_OPTIONS if text else ()
         compiled = await self._compiled(text or source, request, options)
         names = example_names(source, salt)
-        target = Target(
-            compiled.file, compiled.ending, holes=None, is_whole=True, examples=names
-        )
+        target = Target(compiled.file, compiled.ending, holes=None, is_whole=True, examples=names)
         return target, salt
 
     async def _compiled(
