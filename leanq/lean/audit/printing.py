@@ -41,11 +41,12 @@ _OPTIONS: dict[str, int | bool] = {
     "pp.structureInstances": False,
 }
 # The extensions that say what is a class, what is unfolded by which attribute, and what is an
-# instance of which priority.
+# instance or a default instance of which priority.
 _CLASSES: Name = ("Lean", "classExtension")
 _REDUCIBILITY: Name = ("reducibilityCore",)
 _UNFOLDED = {0: "reducible", 4: "instance_reducible"}
 _INSTANCES: Name = ("Lean", "Meta", "instanceExtension")
+_DEFAULTS: Name = ("Lean", "Meta", "defaultInstanceExtension")
 # An instance of a namespace that is closed counts, too: a reader may open it.
 _ANYWHERE_OR_SCOPED = (shape(0, 1), shape(1, 2))
 _PRIVATE = "_private"
@@ -173,6 +174,9 @@ class Printer:
             made = image.words[image.index(instance[1]) + 1]
             attribute = f"instance {image.small(instance[2])}"
             found.setdefault(attribute, []).append(image.name(made))
+        for entry in self._entries(_DEFAULTS, shape(0, 3)):
+            attribute = f"default_instance {image.small(entry[2])}"
+            found.setdefault(attribute, []).append(image.name(entry[1]))
         return "".join(
             f"attribute [{attribute}] {' '.join(map(_quoted, names))}\n"
             for attribute, names in found.items()

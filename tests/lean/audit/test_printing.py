@@ -117,6 +117,18 @@ theorem u (w : Add Nat) (n : Nat) : n ≤ n := Nat.le_refl n
     assert found["u"] == "∀ (w : Add Nat) (n : Nat), n ≤ n"
 
 
+async def test_a_number_is_shown_where_the_texts_default_is_another(
+    judges: Judges, lean: Lean
+) -> None:
+    code = f"""{PRELUDE}
+structure W where
+  n : Nat
+@[default_instance 2000] instance made (n : Nat) : OfNat W n := ⟨⟨n⟩⟩
+theorem t : (2 : Nat) = 2 := rfl
+"""
+    assert (await stated(judges, lean, code))["t"].startswith("@OfNat.ofNat Nat (nat_lit 2)")
+
+
 async def test_a_text_whose_instances_come_first_is_read_with_them(
     judges: Judges, lean: Lean
 ) -> None:
