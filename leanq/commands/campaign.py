@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -25,7 +28,7 @@ from leanq.campaigns.rq_connection import (
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
-from leanq.errors import UsageError
+from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.shown import counted
 from leanq.queue.settings import Settings, check_name
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from leanq.campaigns.coordinator import End
     from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
     from leanq.commands.progress import Shown
+    from leanq.fleet.prometheus import Sample
+
+log = logging.getLogger("leanq.campaign")
 
 _SHAPES = ("auto", "plain", "kimina", "lean-workbook", "minif2f", "proofnet", "putnambench")
 
@@ -263,7 +269,16 @@ for _how, _text in _CHANGES.items():
 @campaign.command()
 @options.queue
 @click.option("--burst", is_flag=True, help="End when no campaign is left to start.")
-def worker(url: str | None, as_json: bool, burst: bool) -> None:
+@click.option(
+    "--metrics-port",
+    type=options.PORT,
+    metavar="PORT",
+    help="Serve /metrics about all campaigns on this port; 0 takes any free one, and logs it.",
+)
+@options.metrics_host
+def worker(
+    url: str | None, as_json: bool, burst: bool, metrics_port: int | None, metrics_host: str
+) -> None:
     """Run campaigns from RQ, one at a time, until SIGTERM.
 
     SIGTERM requeues the running campaign, and the next worker resumes it. --json logs as JSON.
@@ -276,8 +291,31 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
     os.environ["LEANQ_URL"] = named = queue_url(url)
     # A wrong URL is refused now, and not in each campaign.
     AsyncLeanQClient(named)
-    with rq_connection(_rq_url(url)) as connection:
+    page = _metrics_page(url, metrics_port, metrics_host)
+    with rq_connection(_rq_url(url)) as connection, page:
         work(connection, _prefix(), burst=burst)
+
+
+def _metrics_page(
+    url: str | None, port: int | None, host: str
+) -> contextlib.AbstractContextManager[object]:
+    """Returns the page with the metrics of all campaigns, if a port was named for it."""
+    from leanq.campaigns.campaign import State
+    from leanq.fleet.prometheus import page_at
+
+    def read() -> Iterator[Sample]:
+        try:
+            with campaigns_at(url) as campaigns:
+                found = [(each.state, each.rows) for each in campaigns.list()]
+        except UnavailableError as error:
+            log.warning("%s", error)
+            return
+        states = Counter(state for state, _ in found)
+        for state in get_args(State):
+            yield "leanq_campaigns", (state,), states[state]
+        yield "leanq_campaign_rows", (), sum(rows for _, rows in found)
+
+    return page_at(port, "campaign worker", read, host=host)
 
 
 @campaign.command()

@@ -100,8 +100,13 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
     "--metrics-port",
     type=options.PORT,
     metavar="PORT",
-    help="Serve /metrics and /healthz on this port of --host; 0 takes any free one, and logs it. "
-    "/healthz is 200 while queue and gateway work, else 503.",
+    help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it. /healthz is "
+    "200 while queue and gateway work, else 503.",
+)
+@click.option(
+    "--metrics-host",
+    metavar="ADDRESS",
+    help="The address for metrics, for whoever reaches it [default: that of --host].",
 )
 def serve(
     url: str | None,
@@ -115,6 +120,7 @@ def serve(
     grace_s: float,
     campaigns_folder: Path | None,
     metrics_port: int | None,
+    metrics_host: str | None,
 ) -> None:
     """Serve HTTP, and a page that shows the fleet, until SIGTERM.
 
@@ -168,7 +174,7 @@ def serve(
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
                 bound, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
-                with _metrics_page(app.state, host, metrics_port):
+                with _metrics_page(app.state, metrics_host or host, metrics_port):
                     log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
                     if not (hostnames or server.is_loopback(host)):
                         log.warning(

@@ -28,6 +28,7 @@ from leanq.fleet.stats import (
     decisions_of,
     degraded_of,
     environments_of,
+    fingerprints_of,
     fleet_stats_of,
     lean_of,
     unsized,
@@ -151,6 +152,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
                 "degraded": degraded_of(info_of(row.info)),
+                "fingerprints": fingerprints_of(info_of(row.info)),
                 **{
                     name: value
                     for name, value in info_of(row.info).items()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
-from typing import Self
+from typing import Any, Self
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,9 +25,21 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
+from leanq import __version__
 from leanq.errors import UsageError
 from leanq.fleet.stats import FleetStats, Times, degraded_of
-from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, GATEWAY, SCALER, WORKER, Kind, Metric
+from leanq.queue.metrics import (
+    BUCKETS_S,
+    CAMPAIGNS,
+    COUNTS,
+    FLEET,
+    GATEWAY,
+    PROCESS,
+    SCALER,
+    WORKER,
+    Kind,
+    Metric,
+)
 from leanq.queue.wire import info_of
 
 log = logging.getLogger("leanq.metrics")
@@ -34,7 +47,9 @@ log = logging.getLogger("leanq.metrics")
 Sample = tuple[str, tuple[str, ...], float | Times]
 """A metric's name, the values of its labels, and its value."""
 
-_KNOWN = {metric.name: metric for metric in (*FLEET, *SCALER, *WORKER, *GATEWAY)}
+_KNOWN = {
+    metric.name: metric for metric in (*FLEET, *SCALER, *WORKER, *CAMPAIGNS, *GATEWAY, *PROCESS)
+}
 _EDGES = [f"{edge:g}" for edge in BUCKETS_S] + ["+Inf"]
 
 
@@ -96,8 +111,34 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         yield "leanq_replay_written_total", (memory,), row.written
         yield "leanq_replay_evicted_total", (memory,), row.evicted
         yield "leanq_replay_dropped_total", (memory,), row.dropped
-    yield "leanq_redis_memory_bytes", (), seen.memory_bytes
-    yield "leanq_redis_memory_limit_bytes", (), seen.memory_limit_bytes
+    for shard, info in enumerate(seen.servers):
+        for name, value in _server_values(info):
+            yield name, (str(shard),), value
+
+
+_SAVED = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
+
+
+def _server_values(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields a server's metrics and their values, from its INFO."""
+    replicas = [
+        each
+        for name, each in info.items()
+        if re.fullmatch(r"slave\d+", name) and isinstance(each, dict)
+    ]
+    yield "leanq_redis_memory_bytes", info.get("used_memory", 0)
+    yield "leanq_redis_memory_limit_bytes", info.get("maxmemory", 0)
+    # Scripts run in the main thread, so its CPU is the limit.
+    kinds = ("used_cpu_sys_main_thread", "used_cpu_user_main_thread")
+    yield "leanq_redis_cpu_seconds_total", sum(info.get(kind, 0.0) for kind in kinds)
+    yield "leanq_redis_connections", info.get("connected_clients", 0)
+    yield "leanq_redis_connections_limit", info.get("maxclients", 0)
+    yield "leanq_redis_replicas", sum(each.get("state") == "online" for each in replicas)
+    lags_s = (each.get("lag", 0) for each in replicas)
+    yield "leanq_redis_replica_lag_seconds", max(lags_s, default=0)
+    failing = any(info.get(name, "ok") != "ok" for name in _SAVED)
+    yield "leanq_redis_persistence_failing", float(failing)
+    yield "leanq_redis_fsync_delays_total", info.get("aof_delayed_fsync", 0)
 
 
 def counted_samples() -> Iterator[Sample]:
@@ -118,7 +159,8 @@ class Page:
 
     Args:
         port: 0 takes any free one.
-        read: returns the current samples; called in another thread, once for each scrape.
+        read: returns the current samples; called in another thread, once for each scrape. The
+            page adds ``process_*`` and the version.
         healthy: whether ``/healthz`` answers 200 rather than 503.
         host: the address to listen on.
 
@@ -137,7 +179,9 @@ class Page:
         host: str = "127.0.0.1",
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(_Collector(lambda: _families(read())))
+        ProcessCollector(registry=registry)
+        build = ("leanq_build_info", (__version__,), 1)
+        registry.register(_Collector(lambda: _families([build, *read()])))
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

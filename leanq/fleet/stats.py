@@ -87,16 +87,25 @@ class FleetStats:
     Attributes:
         at_s: when, in seconds since 1970 by this machine's clock.
         environments: by name, all that workers ever offered or requests ever named.
-        memory_bytes, memory_limit_bytes: of all shards together; 0 is no limit.
+        servers: the INFO of each shard's server.
         shards: the status of each.
     """
 
     at_s: float
     status: Status
     environments: Mapping[str, EnvironmentStats]
-    memory_bytes: int = 0
-    memory_limit_bytes: int = 0
+    servers: Sequence[Mapping[str, Any]] = ()
     shards: Sequence[Status] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory in use by all shards together."""
+        return sum(int(info.get("used_memory", 0)) for info in self.servers)
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Their maxmemory together; 0 is no limit."""
+        return sum(int(info.get("maxmemory", 0)) for info in self.servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +137,7 @@ async def fleet_stats_of(queues: Sequence[OperatorQueue]) -> FleetStats:
     shards = await _all(queue.status() for queue in queues)
     found = merged(shards)
     infos = await _all(queue.shard.ping() for queue in queues)
-    used, limit = (
-        sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
-    )
-    return FleetStats(time.time(), found, environments_of(found), used, limit, shards)
+    return FleetStats(time.time(), found, environments_of(found), infos, shards)
 
 
 def environments_of(status: Status) -> dict[str, EnvironmentStats]:

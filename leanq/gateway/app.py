@@ -61,8 +61,8 @@ def make_app(
     app = new_interface(lean, access, ending, openapi_url="/api/openapi.json")
     app.state.stopping = stopping
     app.state.connections = connections = Connections(most_connections())
-    app.state.metrics = GatewayMetrics(lean)
-    app.state.readiness = Readiness(lean)
+    app.state.readiness = readiness = Readiness(lean)
+    app.state.metrics = GatewayMetrics(lean, connections, readiness)
     # The middleware that is added first is innermost.
     app.add_middleware(
         Direct, owner=app, prefix="", operations=kimina.operations, refuse=_kiminas_refusal

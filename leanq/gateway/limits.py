@@ -54,12 +54,12 @@ class Connections:
     """All connections of a gateway.
 
     Args:
-        most: the most connections. Strangers from one peer may hold a third of them, and one key
-            may work on a third. So both together leave room for other callers.
+        most: the most connections, also an attribute. Strangers from one peer may hold a third of
+            them, and one key may work on a third. So both together leave room for other callers.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._share = max(1, most // 3)
         # By the name of the key.
         self._under_way: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Connections:
     def enter(self, connection: Connection, peer: str) -> bool:
         """Takes in a new connection; returns False if all others work and there is no room."""
         crowded = self._strangers_of[peer] >= self._share
-        if crowded or len(self._peers) >= self._most:
+        if crowded or len(self._peers) >= self.most:
             count("leanq_http_refusals_total", "connections")
             oldest = self._oldest(peer if crowded else None)
             if oldest is None:

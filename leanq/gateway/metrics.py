@@ -15,6 +15,7 @@ from leanq.errors import LeanQError
 from leanq.fleet.prometheus import Sample, counted_samples
 from leanq.fleet.stats import Times
 from leanq.gateway.client import GatewayClient
+from leanq.gateway.limits import Connections
 from leanq.gateway.logs import CallerLog
 from leanq.queue.metrics import BUCKETS_S
 
@@ -31,8 +32,10 @@ _LOST_S = 15.0
 class GatewayMetrics:
     """The counts of one gateway; written in its event loop, read in any thread."""
 
-    def __init__(self, lean: GatewayClient) -> None:
+    def __init__(self, lean: GatewayClient, connections: Connections, readiness: Readiness) -> None:
         self._lean = lean
+        self._connections = connections
+        self._readiness = readiness
         self._answers: Counter[tuple[str, str]] = Counter()
         self._took: dict[str, Times] = {}
         self.streams = 0
@@ -54,6 +57,9 @@ class GatewayMetrics:
             yield "leanq_http_request_seconds", (route,), times
         yield "leanq_http_streams", (), self.streams
         yield "leanq_http_outstanding", (), self._lean.all_outstanding()
+        yield "leanq_http_connections", (), len(self._connections)
+        yield "leanq_http_connections_limit", (), self._connections.most
+        yield "leanq_http_late_seconds_total", (), self._readiness.late_s
         yield from counted_samples()
 
 
@@ -100,10 +106,13 @@ class Readiness:
 
     Attributes:
         ending: True once it was told to end.
+        late_s: how late :meth:`watch` woke, in seconds, all times together. Requests wait as long
+            for their turns in the loop.
     """
 
     def __init__(self, lean: GatewayClient) -> None:
         self.ending = False
+        self.late_s = 0.0
         self._lean = lean
         self._looking = asyncio.Lock()
         self._seen: tuple[float, bool] | None = None
@@ -129,7 +138,9 @@ class Readiness:
             elif self._lean.lost and not trouble:
                 log.warning("the queue answers again")
             self._lean.lost = trouble
+            due_s = time.monotonic() + _FRESH_S
             await asyncio.sleep(_FRESH_S)
+            self.late_s += max(0.0, time.monotonic() - due_s)
 
     async def _answers(self) -> bool:
         try:

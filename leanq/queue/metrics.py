@@ -2,7 +2,7 @@
 
 Redis keeps the figures of the fleet, and one exporter shows them: ``leanq metrics``, or ``leanq
 scale``, which decides by them. Each worker shows the figures that it alone knows
-(``--metrics-port``).
+(``--metrics-port``), and so do gateways. A campaign worker shows the campaigns of RQ's Redis.
 
 No label's values grow with requests or pods. ``environment`` is one that workers offer, with the
 versions ``lean`` and ``kernel``, and ``route`` one of the gateway's. ``tenant`` is one of a hundred
@@ -106,8 +106,21 @@ FLEET = (
         "writers could not send.",
         "memory",
     ),
-    _gauge("leanq_redis_memory_bytes", "Memory in use by all shards."),
-    _gauge("leanq_redis_memory_limit_bytes", "Their maxmemory; 0 where there is none."),
+    _gauge("leanq_redis_memory_bytes", "Memory in use by a shard's server.", "shard"),
+    _gauge("leanq_redis_memory_limit_bytes", "Its maxmemory; 0 where there is none.", "shard"),
+    _counter("leanq_redis_cpu_seconds_total", "CPU time of its main thread.", "shard"),
+    _gauge("leanq_redis_connections", "Connections that it has.", "shard"),
+    _gauge("leanq_redis_connections_limit", "Its maxclients; 0 if it does not say.", "shard"),
+    _gauge("leanq_redis_replicas", "Its replicas that are in step.", "shard"),
+    _gauge(
+        "leanq_redis_replica_lag_seconds", "The longest that a replica has been silent.", "shard"
+    ),
+    _gauge(
+        "leanq_redis_persistence_failing",
+        "1 if its last snapshot, write or rewrite of the AOF failed.",
+        "shard",
+    ),
+    _counter("leanq_redis_fsync_delays_total", "Writes that waited for the AOF's disk.", "shard"),
 )
 
 SCALER = (
@@ -140,12 +153,31 @@ WORKER = (
     _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
 )
 
+CAMPAIGNS = (
+    _gauge(
+        "leanq_campaigns",
+        "Submitted campaigns by state: waiting, scheduled, queued, running, pausing, paused, "
+        "cancelling, finished, failed, cancelled.",
+        "state",
+    ),
+    _gauge("leanq_campaign_rows", "Rows that all these campaigns have done."),
+)
+
+PROCESS = (_gauge("leanq_build_info", "1, with the version of leanq.", "version"),)
+"""What every exporter tells of itself, besides ``process_*``."""
+
 GATEWAY = (
     _counter("leanq_http_requests_total", "HTTP requests that were answered.", "route", "status"),
     _histogram("leanq_http_request_seconds", "From an HTTP request to its answer's end.", "route"),
     _gauge("leanq_http_streams", "Answers that are sent line by line, and have not ended."),
     _gauge("leanq_http_outstanding", "Requests to the queue whose end this gateway waits for."),
     _counter("leanq_http_refusals_total", "Requests that keys and limits refused.", "reason"),
+    _gauge("leanq_http_connections", "Connections that callers hold."),
+    _gauge("leanq_http_connections_limit", "The most connections that this gateway takes."),
+    _counter(
+        "leanq_http_late_seconds_total",
+        "How late the gateway's loop woke, which it is to do once a second.",
+    ),
 )
 
 

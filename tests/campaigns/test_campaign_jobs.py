@@ -9,13 +9,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rq.serializers import JSONSerializer
 from support.campaigns import Desk, Judge
 from support.fleets import Recorder, look, serving, until
-from support.terminals import Process
+from support.metrics import parsed, port_in, scrape
+from support.terminals import Process, wait_for_line
 
+from leanq.campaigns.campaign import State
 from leanq.queue.settings import Settings
 
 
@@ -77,6 +80,33 @@ class Dashboard:
         answer = self._client.get(f"/0/data/job/{id_}.json")
         assert answer.status_code == 200, answer.data
         return dict(answer.json)
+
+
+@pytest.mark.slow
+def test_any_worker_tells_prometheus_of_all_campaigns(desk: Desk, driver: Recorder) -> None:
+    run = ("campaign", "worker", "--metrics-port", "0")
+    worker, other = (desk.terminal.start(*run, stdout=subprocess.DEVNULL) for _ in range(2))
+    said = "metrics of this campaign worker"
+    ports = [port_in(wait_for_line(each.stderr, said)) for each in (worker, other)]
+    desk.send("a", "held", "b")
+    desk.send("c", options=("--in", "1h"))
+    held(driver)
+    nowhere = (str(desk.folder / "none.jsonl"), "--out", str(desk.folder / "none.out"))
+    desk.reaches(desk.run("submit", *nowhere, "--shape", "plain").strip(), "failed")
+
+    def told(port: int) -> dict[str, float]:
+        return parsed(scrape(port)[1])
+
+    until(lambda: told(ports[0])["leanq_campaign_rows"] >= 2)
+    for port in ports:
+        found = told(port)
+        states = {name: found[f'leanq_campaigns{{state="{name}"}}'] for name in get_args(State)}
+        assert {name: count for name, count in states.items() if count} == {
+            "running": 1,
+            "scheduled": 1,
+            "failed": 1,
+        }
+    driver.let_go()
 
 
 @pytest.mark.slow

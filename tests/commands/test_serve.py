@@ -182,6 +182,16 @@ def test_metrics_and_readiness_have_a_port_of_their_own(client: Terminal) -> Non
 
 
 @pytest.mark.slow
+def test_metrics_can_have_an_address_of_their_own(client: Terminal) -> None:
+    where = ("--metrics-port", "0", "--metrics-host", "127.0.0.2")
+    process = client.start("serve", "--port", "0", *where)
+    port = port_in(wait_for_line(process.stderr, "metrics of this gateway"))
+    assert "leanq_build_info" in httpx2.get(f"http://127.0.0.2:{port}/metrics").text
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"http://127.0.0.1:{port}/metrics")
+
+
+@pytest.mark.slow
 def test_without_a_queue_it_has_one_of_its_own_with_a_worker(terminal: Terminal) -> None:
     url = serve(terminal)
     process = terminal.processes[-1]

@@ -71,6 +71,9 @@ async def test_workers_that_differ_are_seen_everywhere(
             )
             record = json.loads(terminal.run("status", "--json").out)
             assert record["environments"]["echo"]["fingerprints"] == {ONE: 1, OTHER: 1}
+            # And which worker has which.
+            workers = [row["fingerprints"]["echo"] for row in record["workers"]]
+            assert sorted(workers) == [ONE, OTHER]
 
 
 async def test_a_new_version_after_the_old_one_has_gone_is_no_trouble(

@@ -267,13 +267,14 @@ def test_workers_with_the_repl_have_its_program_and_its_memory(tmp_path: Path) -
 
 def test_campaign_workers_have_what_the_page_says(tmp_path: Path) -> None:
     worker = pod(_with_component(tmp_path, "campaigns"), "leanq-campaigns")
-    assert worker.container["args"] == ["campaign", "worker", "--json"]
+    metrics = [f"--metrics-port={worker.ports['metrics']}", "--metrics-host=0.0.0.0"]
+    assert worker.container["args"] == ["campaign", "worker", "--json", *metrics]
     campaign = cli.get_command(click.Context(cli), "campaign")
     assert isinstance(campaign, click.Group)
     found = campaign.get_command(click.Context(campaign), "worker")
     assert found
     known = {word for param in found.params for word in param.opts}
-    assert "--json" in known
+    assert known >= {"--json", "--metrics-port", "--metrics-host"}
     page = (ROOT / "docs" / "operations.md").read_text()
     (url,) = (item["valueFrom"]["secretKeyRef"] for item in worker.container["env"])
     (claim,) = (

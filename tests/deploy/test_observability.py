@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
+from support.cluster import free_ports
+from support.fleets import working
+from support.gateways import key_file, new_gateway
 from support.manifests import ROOT, named, overlay, read
 from support.metrics import port_in, scrape
 from support.terminals import Terminal, ended, samples, wait_for_line
+from support.waiting import eventually
 
-from leanq.queue.metrics import FLEET, SCALER, WORKER, Metric
-from leanq.queue.requests import Verdict
+from leanq.fleet.prometheus import Page, Sample, fleet_samples
+from leanq.fleet.stats import fleet_stats
+from leanq.gateway.keys import KeyFile
+from leanq.lean.echo import EchoDriver
+from leanq.queue.metrics import CAMPAIGNS, FLEET, GATEWAY, PROCESS, SCALER, WORKER, Kind, Metric
+from leanq.queue.requests import Reason, Verdict
 from leanq.queue.settings import Settings
 
 FOLDER = ROOT / "deploy" / "observability"
-TESTS = (FOLDER / "alerts_test.yaml", FOLDER / "alerts_scaler_test.yaml")
+TESTS = sorted(FOLDER.glob("alerts*_test.yaml"))
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
-METRICS = {each.name: each for each in (*FLEET, *SCALER, *WORKER)}
-SHARED = {each.name for each in FLEET}
+
+
+def _of_processes() -> Iterator[Metric]:
+    """What Prometheus' client tells of any process; the address space says nothing of its use."""
+    for family in ProcessCollector(registry=CollectorRegistry()).collect():
+        kind: Kind = "counter" if family.type == "counter" else "gauge"
+        name = f"{family.name}_total" if kind == "counter" else family.name
+        if name != "process_virtual_memory_bytes":
+            yield Metric(name, kind, family.documentation)
+
+
+METRICS = {
+    each.name: each
+    for each in (*FLEET, *SCALER, *WORKER, *GATEWAY, *CAMPAIGNS, *PROCESS, *_of_processes())
+}
+SHARED = {each.name for each in (*FLEET, *CAMPAIGNS)}
+# Prometheus adds it to each sample.
+SCRAPED = {"instance"}
 
 # What is told once it has happened: in trouble, or with what not every fleet uses.
 SOMETIMES = {
     "leanq_fork_server_total",
+    "leanq_http_refusals_total",
     "leanq_kernels_disagree_total",
     "leanq_lean_deaths_total",
     "leanq_redis_errors_total",
@@ -42,10 +71,14 @@ SOMETIMES = {
     *(name for name in METRICS if name.startswith("leanq_replay_")),
 }
 
-_USE = re.compile(r"(?P<name>leanq_\w+)(?:\{(?P<matchers>[^}]*)\})?(?P<range>\[[^]]+\])?")
+_USE = re.compile(
+    r"(?P<name>(?:leanq|process)_\w+)(?:\{(?P<matchers>[^}]*)\})?(?P<range>\[[^]]+\])?"
+)
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _BY = re.compile(r"by \(([^)]*)\)")
-_MAX = re.compile(r"max(?: by \((?P<by>[^)]*)\))? ?\((?:\s*(?:rate|increase|delta)\()?\s*\Z")
+_MAX = re.compile(
+    r"max(?: by \((?P<by>[^)]*)\))? ?\((?:\s*(?:rate|increase|delta|\w+_over_time)\()?\s*\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -148,13 +181,17 @@ def test_metrics_and_labels_exist(query: Query) -> None:
             if value != "$environment":
                 _check_values(use.metric, label, how, value)
     grouped = {word for words in _BY.findall(query.text) for word in re.split(r", *", words)}
-    assert grouped <= known
+    assert grouped <= known | SCRAPED
     assert set(re.findall(r"\{\{(\w+)\}\}", query.legend)) <= grouped
 
 
 def _check_values(metric: Metric, label: str, how: str, value: str) -> None:
     named_states = re.search(r"by state: ([\w, ]+)\.", metric.text)
-    known: dict[str, set[str]] = {"verdict": set(get_args(Verdict))}
+    # Any status that says that the gateway is at fault.
+    known: dict[str, set[str]] = {"verdict": set(get_args(Verdict)), "status": {"5.."}}
+    known["reason"] = set(get_args(Reason))
+    if metric.name == "leanq_http_refusals_total":
+        known["reason"] = {"no key", "unknown key"}
     if named_states:
         known["state"] = set(named_states[1].split(", "))
     values = set(value.split("|")) if "~" in how else {value}
@@ -168,8 +205,13 @@ def test_a_living_fleet_tells_what_is_asked_for(terminal: Terminal, settings: Se
     ports = [port_in(wait_for_line(worker.stderr, "metrics of this worker"))]
     wait_for_line(worker.stderr, "serves")
     assert terminal.run("submit", *samples("and_swap", "wrong")).code == 1
+    gateway = terminal.start("serve", "--port", "0", "--metrics-port", "0")
+    ports.append(port_in(wait_for_line(gateway.stderr, "metrics of this gateway")))
+    assert scrape(port_in(wait_for_line(gateway.stderr, "is at")), "/health")[0] == 200
+    campaigns = terminal.start("campaign", "worker", "--metrics-port", "0")
+    ports.append(port_in(wait_for_line(campaigns.stderr, "metrics of this campaign worker")))
     scaler = terminal.start("scale", "--target", "print", "--port", "0", "--every", "1s")
-    ports.append(port_in(wait_for_line(scaler.stderr, "metrics at")))
+    ports.append(port_in(wait_for_line(scaler.stderr, "metrics of this scaler")))
     wait_for_line(scaler.stdout, "default: ")
     told: dict[str, set[str]] = {}
     for port in ports:
@@ -180,7 +222,7 @@ def test_a_living_fleet_tells_what_is_asked_for(terminal: Terminal, settings: Se
         for use in uses(each.text):
             if use.metric.name not in SOMETIMES:
                 assert told.get(use.name) == use.labels, use.name
-    for process in (scaler, worker):
+    for process in (scaler, campaigns, gateway, worker):
         process.send_signal(signal.SIGTERM)
         assert ended(process).code == 0
 
@@ -188,7 +230,7 @@ def test_a_living_fleet_tells_what_is_asked_for(terminal: Terminal, settings: Se
 def test_counters_are_rates_and_gauges_are_not(query: Query) -> None:
     for use in uses(query.text):
         if use.metric.kind == "gauge":
-            assert use.has_range is use.before.endswith("delta("), use.name
+            assert use.has_range is use.before.endswith(("delta(", "_over_time(")), use.name
         else:
             assert use.has_range, use.name
             assert re.search(r"(rate|increase)\(\Z", use.before), use.name
@@ -253,6 +295,85 @@ def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert rule["annotations"]["runbook"] == anchor
     alerts = {rule["alert"] for rule in rules()}
     assert {heading for heading in headings if heading.startswith("LeanQ")} == alerts
+
+
+class _Faulty(EchoDriver):
+    """A driver of the environment ``echo`` that is not as the others are."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        about = {"driver": "echo", "fingerprint": self._fingerprint}
+        return about | {"degraded": "its fork server does not serve"}
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, *ports: int) -> Iterator[str]:
+    """The URL of a real Prometheus with our rules, which scrapes these ports once a second."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (.ci/run installs it)")
+    config = folder / "prometheus.yml"
+    targets = [f"127.0.0.1:{port}" for port in ports]
+    jobs = [{"job_name": "leanq", "static_configs": [{"targets": targets}]}]
+    every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    files = [str(FOLDER / "alerts.yaml")]
+    config.write_text(
+        yaml.safe_dump({"global": every, "rule_files": files, "scrape_configs": jobs})
+    )
+    (port,) = free_ports(1)
+    options = ("--config.file", config, "--storage.tsdb.path", folder / "data")
+    with subprocess.Popen(
+        [program, *map(str, options), f"--web.listen-address=127.0.0.1:{port}"],
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow
+async def test_real_exporters_set_alerts_off_in_a_real_prometheus(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Each is pending at once, since its time has to pass before it fires."""
+
+    def read() -> Iterable[Sample]:
+        return fleet_samples(asyncio.run(fleet_stats(settings)))
+
+    def alerts(url: str) -> set[tuple[str, str]]:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/api/v1/alerts") as got:
+            told = json.load(got)["data"]["alerts"]
+            return {(each["labels"]["alertname"], each["state"]) for each in told}
+        return set()
+
+    keys = KeyFile(key_file(tmp_path, {"secret": "alice", "rate_per_s": 0.001}))
+    async with (
+        new_gateway(settings, keys=keys, environment="echo") as gateway,
+        working(settings, _Faulty("1" * 64)),
+        working(settings, _Faulty("2" * 64)),
+    ):
+        with (
+            Page(0, read) as fleet,
+            Page(0, gateway.metrics.samples) as own,
+            prometheus(tmp_path, fleet.port, own.port) as url,
+        ):
+            wanted = {"LeanQWorkersDegraded", "LeanQFingerprintsDiffer"}
+            wanted |= {"LeanQGatewayKeysRefused", "LeanQGatewayLimits"}
+
+            async def told() -> bool:
+                # Floods: the rates are those of five minutes.
+                for secret in ("alice", "mallory"):
+                    header = {"Authorization": f"Bearer {secret}"}
+                    for _ in range(50):
+                        await gateway.http.post("/v1/check", json={"code": "x"}, headers=header)
+                found = await asyncio.to_thread(alerts, url)
+                return {name for name, state in found if state == "pending"} == wanted
+
+            await eventually(told, 120)
 
 
 # The dashboard

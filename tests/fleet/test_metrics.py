@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
+import tempfile
 from bisect import bisect_left
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fleets import counts
+from support.cluster import free_ports
+from support.fleets import counts, until
 from support.metrics import parsed, port_in, scrape
 from support.queues import Queue
 from support.replays import open_memory
@@ -23,20 +29,30 @@ from support.servers import own_server
 from support.terminals import Terminal, ended, samples, wait_for_line
 from support.waiting import eventually
 
+from leanq import __version__
 from leanq.client import AsyncLeanQClient
-from leanq.fleet.prometheus import Page, fleet_samples
+from leanq.fleet.prometheus import Page, exposition, fleet_samples
 from leanq.fleet.stats import Times, environments_of, fleet_stats
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.local import running
-from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER
+from leanq.queue.metrics import (
+    BUCKETS_S,
+    CAMPAIGNS,
+    COUNTS,
+    FLEET,
+    GATEWAY,
+    PROCESS,
+    SCALER,
+    WORKER,
+)
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import tallies_of, times_of
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 
-METRICS = (*FLEET, *SCALER, *WORKER)
+METRICS = (*FLEET, *SCALER, *WORKER, *CAMPAIGNS, *GATEWAY, *PROCESS)
 
 
 class _Refuses(EchoDriver):
@@ -57,6 +73,7 @@ def test_names_follow_the_conventions() -> None:
         assert set(metric.labels) <= {
             *("environment", "tenant", "state", "verdict", "input", "term"),
             *("reason", "program", "event", "kind", "memory", "lean", "kernel"),
+            *("shard", "route", "status", "version"),
         }
 
 
@@ -156,6 +173,41 @@ async def test_other_ends_are_counted_as_well(
     await queue.release("sweeper", [], leave=True)
 
 
+def _of_server(settings: Settings) -> dict[str, float]:
+    """What is told of the one shard's server, by the end of the name."""
+    found = parsed(exposition(fleet_samples(asyncio.run(fleet_stats(settings)))))
+    start, end = "leanq_redis_", '{shard="0"}'
+    return {name[len(start) : -len(end)]: found[name] for name in found if name.startswith(start)}
+
+
+@pytest.mark.slow
+def test_a_servers_own_troubles_are_told() -> None:
+    """Of a real server: its replica, its disk, its CPU."""
+    primary, other = map(str, free_ports(2))
+    disk = Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp"))
+    limits = ("--maxmemory", "100mb", "--maxclients", "77")
+    with own_server("--port", primary, "--dir", str(disk), *limits) as server:
+        seen = _of_server(server.settings)
+        assert seen["memory_bytes"] > 100_000
+        assert (seen["memory_limit_bytes"], seen["connections_limit"]) == (100 << 20, 77)
+        assert 1 <= seen["connections"] < 10
+        assert (seen["replicas"], seen["persistence_failing"], seen["fsync_delays_total"]) == (
+            0,
+        ) * 3
+        with own_server("--port", other, "--replicaof", f"127.0.0.1 {primary}") as replica:
+            until(lambda: _of_server(server.settings)["replicas"] == 1)
+            assert _of_server(server.settings)["replica_lag_seconds"] < 30
+            replica.stop()
+            until(lambda: _of_server(server.settings)["replicas"] == 0)
+        with redis.Redis.from_url(server.settings.url) as connection:
+            connection.eval("for _ = 1, 1e7 do end", 0)
+            shutil.rmtree(disk)
+            with contextlib.suppress(redis.ResponseError):
+                connection.bgsave()
+        until(lambda: _of_server(server.settings)["persistence_failing"] == 1)
+        assert _of_server(server.settings)["cpu_seconds_total"] > seen["cpu_seconds_total"]
+
+
 async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue) -> None:
     known = {metric.name: metric for metric in FLEET}
     await queue.register("w", b"", {"core": b""})
@@ -202,6 +254,10 @@ def test_a_page() -> None:
     assert found['leanq_request_wait_seconds_bucket{environment="a",le="+Inf"}'] == 4
     assert found['leanq_request_wait_seconds_count{environment="a"}'] == 4
     assert found['leanq_request_wait_seconds_sum{environment="a"}'] == 4000
+    # Of the process, whatever it is.
+    assert found[f'leanq_build_info{{version="{__version__}"}}'] == 1
+    assert found["process_resident_memory_bytes"] > 1 << 20
+    assert 0 < found["process_open_fds"] <= found["process_max_fds"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +327,12 @@ def test_an_exporter_without_a_server(place: Terminal) -> None:
     place.environ["LEANQ_URL"] = "unix:///no/such/place"
     exporter = place.start("metrics", "--port", "0")
     port = port_in(wait_for_line(exporter.stderr, "metrics at"))
-    assert parsed(scrape(port)[1]) == {"leanq_up": 0}
+    found = parsed(scrape(port)[1])
+    assert {name for name in found if not name.startswith("process_")} == {
+        "leanq_up",
+        f'leanq_build_info{{version="{__version__}"}}',
+    }
+    assert found["leanq_up"] == 0
     exporter.send_signal(signal.SIGINT)
     assert ended(exporter).code == 0
     assert place.run("metrics", "--once").code == 3

@@ -193,7 +193,7 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
     pace = ["--env", "echo", "--every", "0.3s", "--deadline", "9s", "--max-workers", "3"]
     pace += ["--scale-down-delay", "2s"]
     scaler = terminal.start("scale", *options, *pace, "--port", "0", "--json")
-    port = port_in(wait_for_line(scaler.stderr, "metrics at"))
+    port = port_in(wait_for_line(scaler.stderr, "metrics of this scaler"))
     with LeanQClient(settings) as lean:
         futures = [lean.echo(b"%d" % n, delay_s=0.2) for n in range(150)]
         assert [future.result(60) for future in futures] == [b"%d" % n for n in range(150)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -57,6 +58,22 @@ async def test_answers_are_counted_by_route_and_status(
         assert seen[total, "/health", "200"] == 1
         assert seen["leanq_http_request_seconds_count", "/v1/check"] == 3
         assert seen["leanq_http_outstanding",] == 0
+
+
+async def test_connections_and_a_loop_that_is_held_up_are_seen(
+    settings: Settings, scripted: Scripted
+) -> None:
+    async with new_gateway(settings) as gateway:
+        await gateway.http.get("/health")
+        seen = values(gateway)
+        assert seen["leanq_http_connections",] == 1
+        assert seen["leanq_http_connections_limit",] > 100
+        late_s = seen["leanq_http_late_seconds_total",]
+        deadline_s = time.monotonic() + 60
+        while values(gateway)["leanq_http_late_seconds_total",] < late_s + 0.5:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.7)  # noqa: ASYNC251 - as a turn of the loop that is too long
+            await asyncio.sleep(0)
 
 
 async def test_open_streams_and_outstanding_requests_are_seen(
