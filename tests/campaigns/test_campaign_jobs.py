@@ -13,10 +13,11 @@ from typing import get_args
 
 import pytest
 from rq.serializers import JSONSerializer
-from support.campaigns import Desk, Judge
+from support.campaigns import Desk, Judge, desk_at
 from support.fleets import Recorder, look, serving, until
 from support.metrics import parsed, port_in, scrape
-from support.terminals import Process, wait_for_line
+from support.servers import own_server
+from support.terminals import Process, Terminal, wait_for_line
 
 from leanq.campaigns.campaign import State
 from leanq.queue.settings import Settings
@@ -107,6 +108,27 @@ def test_any_worker_tells_prometheus_of_all_campaigns(desk: Desk, driver: Record
             "failed": 1,
         }
     driver.let_go()
+
+
+@pytest.mark.slow
+def test_without_rqs_server_a_worker_tells_of_its_process_alone(
+    terminal: Terminal, settings: Settings
+) -> None:
+    with own_server() as server, desk_at(terminal, settings, server.settings.url):
+        worker = terminal.start("campaign", "worker", "--metrics-port", "0")
+        port = port_in(wait_for_line(worker.stderr, "metrics of this campaign worker"))
+
+        def tells() -> bool:
+            code, page = scrape(port)
+            assert code == 200
+            assert "leanq_build_info" in page
+            return "leanq_campaign" in page
+
+        assert tells()
+        server.stop()
+        assert not tells()
+        server.start()
+        assert tells()
 
 
 @pytest.mark.slow
