@@ -154,6 +154,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         "stats",
         "minutes",
         "environments",
+        "aliases",
         "fingerprints",
         "wakeup",
         "dead",

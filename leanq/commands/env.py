@@ -1,4 +1,4 @@
-"""``leanq env``: what is known of the environments that a worker here would serve."""
+"""``leanq env``: the environments of a queue and their aliases, and those of this machine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,148 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from leanq.commands import options
+from leanq.commands.common import queue_settings
 from leanq.commands.worker import environments, named_environments
-from leanq.fleet.shown import printable
+from leanq.errors import UsageError
+from leanq.fleet.shown import columns, printable
+from leanq.fleet.stats import fingerprints_of
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.programs import Evaluators
 from leanq.lean.environment import Environment, open_environment, pack_environment
+from leanq.queue.client_queue import ClientQueue
+from leanq.queue.operator_queue import every_queue, look, set_alias
+from leanq.queue.results import Status
+from leanq.queue.settings import Settings, check_name
+from leanq.queue.wire import environments_in, info_of
 
 
 @click.group()
 def env() -> None:
-    """Look at environments on this machine, and prepare them."""
+    """Look at the queue's environments, move aliases, and prepare environments here."""
+
+
+@env.command("list")
+@options.queue
+def list_(url: str | None, as_json: bool) -> None:
+    """Show the queue's environments: Lean, library, fingerprint, workers, kernel, aliases.
+
+    The kernel judges what Lean compiles. An environment that no worker serves any more is shown
+    as the last one described it.
+    """
+    status = asyncio.run(look(queue_settings(url)))
+    found = _found(status)
+    defaults = {name[2:]: to for name, to in status.aliases.items() if name.startswith("t:")}
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(each))
+        return
+    rows = [_row(each) for each in found]
+    if rows:
+        heads = ("ENVIRONMENT", "LEAN", "LIBRARY", "FINGERPRINT", "WORKERS", "KERNEL", "ALIASES")
+        click.echo("\n".join(columns(heads, rows)))
+    else:
+        click.echo("no worker has offered an environment yet")
+    for name, target in sorted(defaults.items()):
+        click.echo(printable(f"'default' of the tenant {name} is {target}"))
+
+
+def _found(status: Status) -> list[dict[str, Any]]:
+    """Returns what is known of each environment, as ``leanq env list --json`` shows it."""
+    served: dict[str, dict[str, str]] = {}
+    for row in status.workers:
+        info = info_of(row.info)
+        for name in environments_in(info) if row.lease_s > 0 else ():
+            served.setdefault(name, {})[row.worker] = fingerprints_of(info).get(name, "")
+    found = []
+    for name in sorted({*status.environments, *served}):
+        if f"e:{name}" in status.aliases:
+            # It was an environment before.
+            continue
+        about, workers = info_of(status.environments.get(name, b"")), served.get(name, {})
+        told = {key: about.get(key) for key in ("driver", "lean", "commit", "project", "kernel")}
+        prints = {*workers.values()} or {str(about.get("fingerprint") or "")}
+        libraries = about.get("libraries")
+        found.append(
+            {
+                "environment": name,
+                **told,
+                "libraries": libraries if isinstance(libraries, list) else [],
+                "fingerprints": sorted(filter(None, prints)),
+                "workers": sorted(workers),
+                "aliases": _leading_to(name, "e:", status.aliases),
+                "tenants": _leading_to(name, "t:", status.aliases),
+            }
+        )
+    return found
+
+
+def _leading_to(environment: str, kind: str, aliases: Mapping[str, str]) -> list[str]:
+    """Returns the aliases, or the tenants whose default, lead to an environment."""
+    names = (name for name, to in aliases.items() if aliases.get(f"e:{to}", to) == environment)
+    return sorted(name[2:] for name in names if name.startswith(kind))
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    libraries = each["libraries"]
+    shown = [", ".join(map(str, libraries[:3])) + (", …" if libraries[3:] else "")]
+    if each["project"]:
+        shown.insert(0, str(each["project"]))
+    cells = (
+        each["environment"],
+        each["lean"] or each["driver"] or "",
+        ": ".join(filter(None, shown)),
+        ", ".join(str(each_print)[:12] for each_print in each["fingerprints"]),
+        str(len(each["workers"])),
+        each["kernel"] or "",
+        ", ".join(each["aliases"]),
+    )
+    return tuple(printable(str(cell)) or "–" for cell in cells)
+
+
+@env.command()
+@click.argument("name", metavar="NAME")
+@click.argument("target", metavar="TARGET", required=False)
+@click.option("--drop", is_flag=True, help="Take the alias NAME away.")
+@options.queue
+def alias(url: str | None, as_json: bool, name: str, target: str | None, drop: bool) -> None:
+    """Let NAME stand for the environment TARGET, from the next request on.
+
+    Clients ask for NAME as for any environment. Requests that were submitted before end where they
+    are, and states stay in the environment that they were made in.
+    """
+    if (target is None) != drop:
+        raise UsageError("give either a TARGET or --drop")
+    check_name("alias", name)
+    if target is not None and check_name("environment", target) == name:
+        raise UsageError(f"{name!r} cannot stand for itself")
+    now, served = asyncio.run(_move(queue_settings(url), name, target or ""))
+    if as_json:
+        click.echo(json.dumps({"alias": name, "environment": now or None, "served": served}))
+        return
+    if now != (target or ""):
+        click.echo(f"another operator was later: {name} stands for {now or 'nothing'}")
+    elif now:
+        click.echo(f"{name} stands for {now} from the next request on")
+    else:
+        click.echo(f"{name} is no alias any more")
+    if now and not served:
+        click.echo(f"no worker serves {now} now: requests wait for one")
+
+
+async def _move(settings: Settings, name: str, target: str) -> tuple[str, bool]:
+    """Returns what the alias stands for in the end, and whether a living worker serves that."""
+    async with every_queue(settings) as queues:
+        shard = queues[0].shard
+        if not target and f"e:{name}" not in await shard.aliases():
+            raise UsageError(f"{name!r} is no alias; {await shard.known()}")
+        now = await set_alias(queues, "environment", name, target)
+        return now, now in await ClientQueue(shard).served()
 
 
 _lean = click.option(

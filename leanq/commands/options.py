@@ -173,7 +173,7 @@ env = click.option(
     "--env",
     metavar="NAME",
     default="default",
-    help="The environment: the Lean version and libraries to check with.",
+    help="The environment, or an alias: the Lean version and libraries to check with.",
 )
 
 repl = click.option(

@@ -79,5 +79,5 @@ async def _check_environment(queues: Sequence[OperatorQueue], name: str) -> None
         return
     if f"e:{name}" in await queues[0].shard.paused():
         return
-    names = f"known: {', '.join(sorted(known))}" if known else "no environment is known"
+    names = await queues[0].shard.known()
     raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}; {names}")

@@ -15,7 +15,7 @@ from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError
 from leanq.producer.request_builder import Check
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.shard import Shard
+from leanq.queue.shard import Shard, resolved
 
 _LOOK_AFTER_S = 3.0
 # The time doubles between looks, since living workers send a lot about themselves.
@@ -72,6 +72,7 @@ async def explain_silence(
 async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], bool]:
     """Returns what may hold requests up, and whether no worker is alive for them."""
     env, tenant = how["env"], how["tenant"]
+    asked = env
     failed: set[str] = set()
     held: set[str] = set()
     served = False
@@ -80,6 +81,7 @@ async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], boo
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 offered, paused = await queue.served(), await queue.shard.paused()
+                env = resolved(await queue.shard.aliases(), asked, tenant)
         except NotPermittedError:
             # This user may not ask.
             return set(), False

@@ -1,4 +1,4 @@
-"""``leanq tenant``: how much CPU time tenants used, and what share of it each is to have."""
+"""``leanq tenant``: tenants' CPU time, their shares of it, and their default environments."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from leanq.commands.common import queue_settings
 from leanq.errors import UsageError
 from leanq.fleet.shown import columns, duration, printable
 from leanq.fleet.stats import environments_of
-from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, every_queue, look
+from leanq.queue.operator_queue import (
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    every_queue,
+    look,
+    set_alias,
+)
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings, check_name
 
 
 @click.group()
 def tenant() -> None:
-    """Show tenants' CPU time, and give tenants shares of it."""
+    """Show tenants' CPU time, and give tenants shares of it and default environments."""
 
 
 @tenant.command()
@@ -46,6 +52,30 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
         click.echo(f"tenant {name} has no weight of its own")
     else:
         click.echo(f"tenant {name} weighs {weight:g} from its next request on")
+
+
+@tenant.command()
+@click.argument("name")
+@click.argument("environment", required=False)
+@click.option("--remove", is_flag=True, help="Take the tenant's own default away.")
+@options.queue
+def env(url: str | None, as_json: bool, name: str, environment: str | None, remove: bool) -> None:
+    """Let 'default' stand for ENVIRONMENT, in requests of the tenant NAME.
+
+    A request that names no environment asks for 'default'. ENVIRONMENT may be an alias. 'leanq env
+    list' shows it.
+    """
+    if (environment is None) != remove:
+        raise UsageError("give either an ENVIRONMENT, or --remove")
+    check_name("tenant", name)
+    target = "" if environment is None else check_name("environment", environment)
+    now = asyncio.run(_set_default(queue_settings(url), name, target))
+    if as_json:
+        click.echo(json.dumps({"tenant": name, "environment": now or None}))
+    elif now:
+        click.echo(f"'default' of the tenant {name} is {now} from the next request on")
+    else:
+        click.echo(f"the tenant {name} has no default of its own")
 
 
 @tenant.command("list")
@@ -81,6 +111,11 @@ def _used_s(status: Status) -> Counter[str]:
     for environment in environments_of(status).values():
         used.update(environment.tenants_cpu_s)
     return used
+
+
+async def _set_default(settings: Settings, name: str, target: str) -> str:
+    async with every_queue(settings) as queues:
+        return await set_alias(queues, "tenant", name, target)
 
 
 async def _set_weight(settings: Settings, name: str, weight: float | None) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from cachetools import LRUCache
@@ -18,6 +18,7 @@ from msgspec import structs
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import (
+    LeanQError,
     LostError,
     QueueFullError,
     RequestError,
@@ -36,7 +37,7 @@ from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Reply, content_of
 from leanq.queue.results import is_record, is_reply_to
-from leanq.queue.shard import Shard
+from leanq.queue.shard import Shard, resolved
 from leanq.states import RedisStates
 
 _STATES_REMEMBERED = 100_000
@@ -80,7 +81,7 @@ class GatewayClient(AsyncLeanQClient):
         # The fingerprint of a state's environment never changes.
         self._fingerprints: LRUCache[str, str] = LRUCache(_STATES_REMEMBERED)
         self._looking = asyncio.Lock()
-        self._seen: tuple[float, frozenset[tuple[str, str]]] | None = None
+        self._seen: tuple[float, frozenset[tuple[str, str]], Mapping[str, str]] | None = None
 
     @property
     def builder(self) -> RequestBuilder:
@@ -171,12 +172,20 @@ class GatewayClient(AsyncLeanQClient):
         remembers = self.settings.remember_s > 0
 
         def told(end: End) -> None:
-            if isinstance(end, Reply) and not is_reply_to(submission, end, remembers=remembers):
-                end = conflict(found.name.name)
-            again.ended(end)
+            if isinstance(end, Reply) and not is_reply_to(submission, end, anywhere=remembers):
+                # Only the queue knows whether an alias led elsewhere.
+                self._asked_again(again, prepared)
+            else:
+                again.ended(end)
 
         found.add(told)
         return again
+
+    def _asked_again(self, again: Pending, prepared: PreparedRequest[Any]) -> None:
+        try:
+            self.submit(again.name.tenant, prepared, again.name.name).add(again.ended)
+        except LeanQError as error:
+            again.ended(error)
 
     def find(self, tenant: str, name: str) -> Pending:
         """Returns a request that was sent before, perhaps by another gateway.
@@ -287,18 +296,25 @@ class GatewayClient(AsyncLeanQClient):
                 break
         if fingerprint is None:
             raise UnknownStateError(f"the state {state} is not known here, or no longer")
-        offered = await self._offered()
+        offered, _ = await self._offered()
         return frozenset(name for name, known in offered if known == fingerprint)
 
-    async def _offered(self) -> frozenset[tuple[str, str]]:
-        """Returns environments with their fingerprints, at most a second old."""
+    async def targets(self, names: Iterable[str], tenant: str) -> list[str]:
+        """Returns the environment that each name stands for now; raises UnavailableError."""
+        _, aliases = await self._offered()
+        return [resolved(aliases, name, tenant) for name in names]
+
+    async def _offered(self) -> tuple[frozenset[tuple[str, str]], Mapping[str, str]]:
+        """Returns environments with their fingerprints, and aliases, at most a second old."""
         async with self._looking:
             now_s = time.monotonic()
             if self._seen is None or now_s - self._seen[0] > _FRESH_S:
-                looks = (shards[0].fingerprints() for shards in self._clusters_shards)
-                each = await asyncio.gather(*looks)
-                self._seen = now_s, frozenset(pair for one in each for pair in one.items())
-            return self._seen[1]
+                firsts = [shards[0] for shards in self._clusters_shards]
+                each = await asyncio.gather(*(shard.fingerprints() for shard in firsts))
+                aliases = await asyncio.gather(*(shard.aliases() for shard in firsts))
+                offered = frozenset(pair for one in each for pair in one.items())
+                self._seen = now_s, offered, dict(ChainMap(*aliases))
+            return self._seen[1:]
 
     async def close(self, *, withdraw: bool = False) -> None:
         """Ends the client. Outstanding requests run on, so that they can be fetched later."""

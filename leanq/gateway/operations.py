@@ -77,8 +77,9 @@ async def options_of_state(
 ) -> InEnvironment:
     """Returns the options of a request about a state, which runs in its environment by default.
 
-    If the key allows some environments only, the state must be of one of them. Another key of the
-    tenant may have made it, and a worker exports any state on request.
+    An alias stands for that environment too, wherever it has moved since. If the key allows some
+    environments only, the state must be of one of them. Another key of the tenant may have made it,
+    and a worker exports any state on request.
 
     Raises:
         HTTPException: the key may not use the named or the state's environment.
@@ -87,12 +88,15 @@ async def options_of_state(
     """
     options = InEnvironment(tenant=key.tenant)
     if environment is not None:
-        options["env"] = access.environment(key, environment)
+        named = access.environment(key, environment)
+        if await lean.targets([named], key.tenant) == [named]:
+            options["env"] = named
     if key.environments:
         of_state = await lean.environments_of(state)
-        if environment not in of_state:
-            allowed = [each for each in key.environments if each in of_state]
-            if environment is not None or not allowed:
+        if "env" not in options or environment not in of_state:
+            targets = await lean.targets(key.environments, key.tenant)
+            allowed = [each for each in targets if each in of_state]
+            if "env" in options or not allowed:
                 raise HTTPException(403, "the state is of an environment that the key may not use")
             options["env"] = allowed[0]
     return options

@@ -10,6 +10,7 @@ from typing import Any
 from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats
 from leanq.gateway.keys import Key
 from leanq.queue.settings import Settings
+from leanq.queue.shard import resolved
 from leanq.queue.wire import info_of
 
 _FRESH_S = 1.0
@@ -34,12 +35,12 @@ class Looks:
 
 def environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[dict[str, Any]]:
     """Returns the environments that a key may use, for each cluster."""
-    return [
-        environment
-        for seen in clusters
-        for environment in _environments(seen)
-        if not key.environments or environment["name"] in key.environments
-    ]
+    found = []
+    for seen in clusters:
+        names = {resolved(seen.status.aliases, each, key.tenant) for each in key.environments}
+        names.update(key.environments)
+        found += [each for each in _environments(seen) if not names or each["name"] in names]
+    return found
 
 
 def _environments(seen: FleetStats) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from leanq.states import MemoryStates, States
 log = logging.getLogger("leanq.worker")
 
 _CHECK_CHANGES_EVERY_S = 5.0
+_LIBRARIES_TOLD = 50
 _FORK_RULES = ForkRules()
 _PREFIX_RULES = PrefixRules()
 # Lean says so of tactics and names that its own library would bring.
@@ -66,6 +67,7 @@ class Opened:
     prefixes: Prefixes
     targets: Targets
     trials: Trials
+    libraries: tuple[str, ...]
 
     async def close(self) -> None:
         await self.prefixes.close()
@@ -122,11 +124,13 @@ class LeanDriver:
     def about(self) -> Mapping[str, object]:
         lean = self.opened.lean
         environment = lean.environment
-        about = {
+        about: dict[str, object] = {
             "driver": "lean",
             "lean": environment.toolchain.version,
             "commit": environment.toolchain.commit,
             "fingerprint": environment.fingerprint,
+            "project": environment.project.name if environment.project else None,
+            "libraries": self.opened.libraries[:_LIBRARIES_TOLD],
         }
         judges = self.opened.auditor.judges
         if judges.kernel:
@@ -276,7 +280,7 @@ class LeanDriver:
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._prefix_rules)
         targets = Targets(lean, self._cache)
         trials = Trials(lean, auditor, prefixes, targets)
-        return Opened(lean, auditor, prefixes, targets, trials)
+        return Opened(lean, auditor, prefixes, targets, trials, environment.libraries())
 
     async def _notice_changes(self, *, at_once: bool = False) -> bool:
         """Takes a new fingerprint if the environment's files have changed; returns whether they

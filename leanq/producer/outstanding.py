@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leanq.errors import (
     ConflictError,
@@ -19,7 +20,7 @@ from leanq.errors import (
 )
 from leanq.producer.route import Waiter
 from leanq.queue import wire
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reply, content_of
 from leanq.queue.results import Submission, is_reply_to
 
 
@@ -33,6 +34,7 @@ class Outstanding(Struct, eq=False):
         ask_at_s: when to ask; 0 until the request is sent.
         expires_at_s: when its deadline has passed.
         known: whether the server has taken it in.
+        aliased: whether an alias led to the submission's environment.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class Outstanding(Struct, eq=False):
     ask_at_s: float = 0.0
     expires_at_s: float = math.inf
     known: bool = False
+    aliased: bool = False
 
     def is_due(self, now_s: float) -> bool:
         """Returns whether to ask the server for it now."""
@@ -153,13 +156,15 @@ class OutstandingRequests(Awaited[Outstanding]):
             self.end(request_id, RequestError(text))
             return
         entry = self.get(request_id)
-        if (
-            entry
-            and entry.submission
-            and not is_reply_to(entry.submission, reply, remembers=self._remembers)
-        ):
-            self.end(request_id, conflict(request_id))
-            return
+        if entry and (submission := entry.submission):
+            # A reply may come before the answer that says what an alias stood for.
+            anywhere = self._remembers or entry.aliased or not entry.known
+            if not is_reply_to(submission, reply, anywhere=anywhere):
+                self.end(request_id, conflict(request_id))
+                return
+            if self._remembers and reply.content:
+                content = content_of(submission.environment, submission.digest)
+                reply = replace(reply, content=content)
         self.end(request_id, reply if reply.error is None else RequestError(reply.error))
 
     def waiting(self) -> Mapping[tuple[str, str], int]:

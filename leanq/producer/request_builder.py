@@ -19,7 +19,14 @@ from leanq.lean.syntax import split_header
 from leanq.producer import arguments
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id, shard_of
-from leanq.queue.requests import PRIORITIES, Infotree, Reply, Request, wall_for
+from leanq.queue.requests import (
+    PRIORITIES,
+    Infotree,
+    Reply,
+    Request,
+    environment_of,
+    wall_for,
+)
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings, check_name
 
@@ -59,8 +66,8 @@ class InEnvironment(SubmitOptions, total=False):
     """Options of an operation in one environment, in addition to :class:`SubmitOptions`.
 
     Attributes:
-        env: the environment, as a worker offers it. The default is the state's environment if a
-            state is given, else ``default``.
+        env: the environment, as a worker offers it, or an alias. The default is the state's
+            environment if a state is given, else ``default``.
     """
 
     env: str
@@ -120,10 +127,14 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
 
 
 class Whereabouts(Struct, frozen=True):
-    """Where a state can be stepped: its environment, and the affinities of workers warm for it."""
+    """Where a state can be stepped: its environment, and the affinities of workers warm for it.
+
+    ``asked``: the environment as the caller named it, perhaps by an alias.
+    """
 
     environment: str
     warmth: tuple[str, ...] = ()
+    asked: str = ""
 
 
 class PreparedRequest(Struct, Generic[_T], frozen=True):
@@ -298,12 +309,15 @@ class RequestBuilder:
     def _whereabouts(self, state: str, env: str | None) -> Whereabouts | None:
         with self._states_lock:
             known = self._states.get(state)
-        if env is None or (known and known.environment == env):
+        if env is None or (known and env in (known.environment, known.asked)):
             return known
         return Whereabouts(env)
 
     def _learn(self, where: Whereabouts, reply: Reply) -> None:
         """Notes that the states of a reply are where its request ran."""
+        # An alias may move, and the states stay.
+        if (ran := environment_of(reply.content)) not in ("", where.environment):
+            where = replace(where, environment=ran, asked=where.environment)
         with self._states_lock:
             for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
                 if state is not None:

@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 
+from msgspec.structs import replace
+
 from leanq.errors import (
     ClosedError,
     LeanQError,
@@ -39,6 +41,7 @@ from leanq.producer.route import ClientTimings, RouteTasks, Waiter, WhenFull
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.results import (
+    Aliased,
     Became,
     Submission,
     Submitted,
@@ -195,7 +198,7 @@ class Submitter:
         return batch
 
     async def _submit(self, batch: list[tuple[Outstanding, Submission]]) -> None:
-        environments: list[str] = []
+        known = ""
         slow = None
         if self._on_trouble:
             # No answer for a while may mean a network that drops all packets.
@@ -204,7 +207,7 @@ class Submitter:
         try:
             answers = await self._queue.submit(self._client, [s for _, s in batch])
             if Became.UNKNOWN_ENVIRONMENT in answers:
-                environments = await self._queue.shard.environments()
+                known = await self._queue.shard.known()
         except QueueFullError as error:
             for entry, _ in batch:
                 self._refused(entry, str(error), error.retry_after_s)
@@ -217,14 +220,14 @@ class Submitter:
                 slow.cancel()
         now_s = time.monotonic()
         for (entry, submission), answer in zip(batch, answers, strict=True):
-            self._answered(entry, submission, answer, environments, now_s)
+            self._answered(entry, submission, answer, known, now_s)
 
     def _answered(
         self,
         entry: Outstanding,
         submission: Submission,
         answer: Submitted,
-        environments: list[str],
+        known: str,
         now_s: float,
     ) -> None:
         match answer:
@@ -244,10 +247,14 @@ class Submitter:
                 self._send_later(entry, _ENVIRONMENT_RETRY_S)
             case Became.UNKNOWN_ENVIRONMENT:
                 text = f"no worker has ever offered the environment {submission.environment!r}"
-                known = ", ".join(environments)
-                error = UnknownEnvironmentError(f"{text}; known: {known}")
-                self._requests.end(entry.request_id, error)
+                self._requests.end(entry.request_id, UnknownEnvironmentError(f"{text}; {known}"))
+            case Aliased(environment, reply):
+                # It stays there, wherever the alias moves.
+                entry.aliased = True
+                entry.submission = replace(submission, environment=environment)
+                self._answered(entry, entry.submission, reply or Became.QUEUED, known, now_s)
             case bytes():
+                entry.known = True
                 self._requests.end_with_bytes(entry.request_id, answer)
 
     def _refused(self, entry: Outstanding, why: str, after_s: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from leanq.errors import QueueFullError, UnavailableError
 from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.results import (
+    Aliased,
     Became,
     Submission,
     SubmissionGroup,
@@ -82,7 +83,7 @@ class ClientQueue:
             )
         became: list[Submitted] = [Became.QUEUED] * len(batch)
         for number, answer in zip(answers[::2], answers[1::2], strict=True):
-            became[number - 1] = Became(answer) if isinstance(answer, int) else answer
+            became[number - 1] = Became(answer) if isinstance(answer, int) else _told(answer)
         return became
 
     async def _remove_left_uploads(self) -> None:
@@ -163,6 +164,14 @@ class ClientQueue:
             ("HMGET", f"{self.shard.keys.tag}:info", "", *names[:living])
         )
         return {name for info in found if info for name in environments_in(info_of(info))}
+
+
+def _told(answer: bytes) -> Submitted:
+    """Returns a reply, or the environment of a request that an alias led there."""
+    if answer.startswith(b"\x93"):
+        return answer
+    environment, _, reply = answer.partition(b"\0")
+    return Aliased(text_of(environment), reply)
 
 
 def _next_id(position: str) -> str:

@@ -21,6 +21,7 @@ evenly.
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
 | ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
 | ``:weights`` | hash | tenant → its weight | the operator | the operator |
+| ``:aliases`` | hash | ``e:ALIAS`` → environment; ``t:TENANT`` → its default | alias | alias |
 | ``:shares:ENV:PRIORITY`` | hash | tenant → virtual time, mean | claim, release | time-to-live |
 | ``:quarantined:ENV`` | list | ids that wait for an isolated attempt | requeue | when empty |
 | ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries not waiting | cancel | at 0 |

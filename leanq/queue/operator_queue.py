@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from leanq.errors import UnknownEnvironmentError, UsageError
 from leanq.queue.results import (
     DeadLetter,
     InFlight,
@@ -64,6 +65,7 @@ class OperatorQueue:
             paused={text_of(k): int(v) / 1000 for k, v in pairs_of(answer["paused"])},
             decisions={text_of(k): v for k, v in pairs_of(answer["decisions"])},
             weights={text_of(k): float(v) for k, v in pairs_of(answer["weights"])},
+            aliases={text_of(k): text_of(v) for k, v in pairs_of(answer["aliases"])},
             memories={
                 text_of(name): MemoryRow.of(dict(pairs_of(about)))
                 for name, about in answer["memories"]
@@ -86,6 +88,21 @@ class OperatorQueue:
             await self.shard.call(lambda c: c.hdel(key, tenant))
         else:
             await self.shard.call(lambda c: c.hset(key, tenant, f"{weight:.12g}"))
+
+    async def set_alias(
+        self,
+        kind: Literal["environment", "tenant"],
+        name: str,
+        target: str,
+        *,
+        check: bool = True,
+        change: bool,
+    ) -> str:
+        """Lets a name stand for an environment; returns "", or the word of ``alias.lua`` for why
+        not."""
+        what = {"kind": kind[0], "name": name, "target": target, "check": check, "set": change}
+        why = await self.shard.run("alias", **what)
+        return text_of(why) if isinstance(why, bytes) else ""
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Stores the scaler's decisions on environments, for ten minutes after the last call."""
@@ -189,6 +206,53 @@ class OperatorQueue:
             with contextlib.suppress(ValueError):
                 found.append(read_in_flight(request_id, data))
         return found
+
+
+_REFUSALS = {
+    "alias": "{target!r} is an alias itself; name the environment",
+    "target": "an alias stands for {name!r}, so {name!r} cannot be an alias itself",
+    "offered": "{name!r} is an environment that workers offer or a scaler sizes; give it another "
+    "name there first, or choose another alias",
+    "waiting": "requests wait in the environment {name!r}; an alias would leave them there, so let "
+    "a worker end them first",
+}
+
+
+async def set_alias(
+    queues: Sequence[OperatorQueue],
+    kind: Literal["environment", "tenant"],
+    name: str,
+    target: str,
+) -> str:
+    """Lets a name stand for an environment from the next request on, in all shards of a queue.
+
+    Args:
+        kind: ``environment`` for an alias; ``tenant`` for what ``default`` is to the tenant.
+        target: the environment; for a tenant also an alias; "" to take it away.
+
+    Returns:
+        The environment that stands in the end; another operator may have been later.
+
+    Raises:
+        UsageError: the name or the target cannot be used so; the text says why.
+        UnknownEnvironmentError: no worker ever offered the target, and no scaler sizes it.
+    """
+    first, *others = queues
+    # Ask all shards before any is changed.
+    steps = [(queue, False) for queue in queues] + [(first, True)]
+    for queue, change in steps:
+        if why := await queue.set_alias(kind, name, target, change=change):
+            if why == "unknown":
+                text = f"no worker has ever offered the environment {target!r}"
+                raise UnknownEnvironmentError(f"{text}; {await queue.shard.known()}")
+            raise UsageError(_REFUSALS[why].format(name=name, target=target))
+    # The first shard decides between operators who set it at the same time.
+    seen, field = None, f"{kind[0]}:{name}"
+    while (now := (await first.shard.aliases()).get(field, "")) != seen:
+        for queue in others:
+            await queue.set_alias(kind, name, now, check=False, change=True)
+        seen = now
+    return now
 
 
 @contextlib.asynccontextmanager

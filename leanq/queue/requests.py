@@ -383,6 +383,11 @@ def content_of(environment: str, digest: str) -> str:
     return f"{digest} {environment}" if digest else ""
 
 
+def environment_of(content: str) -> str:
+    """Returns the environment in a reply's ``content``; "" if there is none."""
+    return content.partition(" ")[2]
+
+
 def without_infotree(reply: Reply, why: str) -> Reply:
     """Returns the reply to a check with a warning instead of its infotree."""
     note = Message("warning", 1, 0, f"leanq: there is no infotree: {why}")

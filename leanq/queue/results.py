@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_left
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -72,16 +72,17 @@ class Submission(Struct, frozen=True):
     affinity: tuple[str, ...] = ()
 
 
-def is_reply_to(item: Submission, reply: Reply, *, remembers: bool) -> bool:
+def is_reply_to(item: Submission, reply: Reply, *, anywhere: bool) -> bool:
     """Returns whether a reply may be to this submission rather than to another of its id.
 
     Args:
-        remembers: whether verdicts are remembered, and so may come from another environment.
+        anywhere: whether it may come from another environment, as a remembered verdict or one that
+            was asked for by an alias.
     """
     wanted = content_of(item.environment, item.digest)
     if not reply.content or not wanted:
         return True
-    return reply.content == wanted or (remembers and reply.content.startswith(f"{item.digest} "))
+    return reply.content == wanted or (anywhere and reply.content.startswith(f"{item.digest} "))
 
 
 _of_kind = attrgetter("environment", "priority", "deadline_ms", "longest_run_ms", "affinity")
@@ -108,7 +109,19 @@ class Became(Enum):
     CONFLICT = 5
 
 
-Submitted = Became | bytes
+class Aliased(Struct, frozen=True):
+    """A submission that was taken in by an alias.
+
+    Attributes:
+        environment: the environment for which the alias stood.
+        reply: its reply if it is there already, else empty.
+    """
+
+    environment: str
+    reply: bytes
+
+
+Submitted = Became | Aliased | bytes
 """What became of a submission. Bytes are a reply that is there already."""
 
 
@@ -502,6 +515,7 @@ class Status:
             since when, in seconds since 1970.
         decisions: the scaler's last decision on each environment, as JSON.
         weights: the weights of tenants.
+        aliases: environments by alias (``e:ALIAS``), and tenants' defaults (``t:TENANT``).
         memories: the replay memories, up to a hundred of each shard.
 
     The tallies of an environment are:
@@ -527,6 +541,7 @@ class Status:
     paused: Mapping[str, float] = field(default_factory=dict)
     decisions: Mapping[str, bytes] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     memories: Mapping[str, MemoryRow] = field(default_factory=dict)
 
 
@@ -537,22 +552,12 @@ def merged(shards: Sequence[Status]) -> Status:
     them. Everything else is added up.
     """
     counters, quarantined, tallies = Counter[str](), Counter[str](), Counter[str]()
-    environments: dict[str, bytes] = {}
-    paused: dict[str, float] = {}
-    decisions: dict[str, bytes] = {}
-    weights: dict[str, float] = {}
-    memories: dict[str, MemoryRow] = {}
     workers: dict[str, WorkerRow] = {}
     priorities: dict[tuple[str, int], PriorityRow] = {}
     for shard in shards:
         counters.update(shard.counters)
         quarantined.update(shard.quarantined)
         tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
-        environments |= shard.environments
-        paused |= shard.paused
-        decisions |= shard.decisions
-        weights |= shard.weights
-        memories |= shard.memories
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
@@ -567,17 +572,14 @@ def merged(shards: Sequence[Status]) -> Status:
                 held=priority.held + seen.held,
                 oldest_s=max(priority.oldest_s, seen.oldest_s),
             )
-    dead = sum(shard.dead for shard in shards)
-    rows = tuple(workers.values()), tuple(priorities.values())
+    names = ("environments", "paused", "decisions", "weights", "aliases", "memories")
+    same: Any = {name: dict(ChainMap(*(getattr(each, name) for each in shards))) for name in names}
     return Status(
-        counters,
-        environments,
-        *rows,
-        quarantined,
-        dead,
-        tallies,
-        paused,
-        decisions,
-        weights,
-        memories,
+        counters=counters,
+        workers=tuple(workers.values()),
+        priorities=tuple(priorities.values()),
+        quarantined=quarantined,
+        dead=sum(shard.dead for shard in shards),
+        tallies=tallies,
+        **same,
     )

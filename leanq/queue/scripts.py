@@ -200,9 +200,10 @@ SCRIPTS: Mapping[str, Script] = {
     "notify": Script("environment"),
     "notify_worker": Script("worker"),
     "pause": Script("kind name set:flag"),
+    "alias": Script("kind name target check:flag set:flag"),
     "status": Script(
         answer="stats environments workers priorities quarantined dead paused decisions weights "
-        "memories"
+        "aliases memories"
     ),
     "state_keep": Script(rows={"records": "bucket field:bytes record:bytes"}),
     "state_recall": Script("id shards:int max_records:int"),

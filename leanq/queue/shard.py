@@ -124,15 +124,34 @@ class Shard:
 
     async def environments(self) -> list[str]:
         """Returns the environments that workers have ever offered."""
-        names: Any = await self.call(lambda c: c.hkeys(f"{self.keys.tag}:environments"))
-        return sorted(text_of(name) for name in names)
+        return sorted(await self._of_environments("environments"))
+
+    async def aliases(self) -> dict[str, str]:
+        """Returns aliases and tenants' defaults, as in :class:`Status`."""
+        found: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:aliases"))
+        return {text_of(name): text_of(target) for name, target in pairs_of(found)}
+
+    async def known(self) -> str:
+        """Returns a text that names all environments and aliases, to tell who asks for another."""
+        aliases = (await self.aliases()).items()
+        shown = [f"{name[2:]} → {target}" for name, target in aliases if name.startswith("e:")]
+        names = ", ".join((*await self.environments(), *sorted(shown)))
+        return f"known: {names}" if names else "no environment is known"
 
     async def fingerprints(self) -> dict[str, str]:
         """Returns each environment's fingerprint, as the last worker to join has it."""
-        prints: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:fingerprints"))
+        prints = await self._of_environments("fingerprints")
+        return {environment: text_of(fingerprint) for environment, fingerprint in prints.items()}
+
+    async def _of_environments(self, key: str) -> dict[str, bytes]:
+        """Returns a hash by environment, without names that have become aliases since."""
+        hashes = (f"{self.keys.tag}:{name}" for name in (key, "aliases"))
+        found, aliases = await self.ask(*(("HGETALL", name) for name in hashes))
+        named = {alias for alias, _ in pairs_of(aliases)}
         return {
-            text_of(environment): text_of(fingerprint)
-            for environment, fingerprint in pairs_of(prints)
+            text_of(environment): value
+            for environment, value in pairs_of(found)
+            if b"e:" + environment not in named
         }
 
     async def paused(self) -> dict[str, float]:
@@ -221,6 +240,13 @@ def _read(fields: Mapping[bytes, bytes]) -> Shape | None:
         if 1 <= shards <= 1000:
             return Shape(shards, lease_s)
     return None
+
+
+def resolved(aliases: Mapping[str, str], name: str, tenant: str) -> str:
+    """Returns the environment for which a name stands, as the script ``submit`` decides it."""
+    if name == "default":
+        name = aliases.get(f"t:{tenant}", name)
+    return aliases.get(f"e:{name}", name)
 
 
 def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from leanq.errors import UsageError
 from leanq.queue.results import (
     Claimed,
     EndGroup,
@@ -273,14 +274,22 @@ class WorkerQueue:
         """Enters the fleet. ``info`` and the environments' values are for people to read.
 
         ``fingerprints`` say which verdicts may be remembered for each environment from now on.
+
+        Raises:
+            UsageError: an environment has the name of an alias.
         """
         rows = [
             (environment, (fingerprints or {}).get(environment, ""), about)
             for environment, about in environments.items()
         ]
-        await self.shard.run(
+        alias = await self.shard.run(
             "register", worker=worker, lease_ms=self.shard.lease_ms, info=info, environments=rows
         )
+        if isinstance(alias, bytes):
+            raise UsageError(
+                f"the environment {text_of(alias)!r} has the name of an alias; give it another "
+                f"one with --env, or drop the alias with 'leanq env alias --drop {text_of(alias)}'"
+            )
         await self.shard.load_for_clients()
 
     async def wait_wakeup(

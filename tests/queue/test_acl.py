@@ -34,7 +34,7 @@ from leanq.queue.keys import new_request_id
 from leanq.queue.operator_queue import look
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
-from leanq.queue.results import Became, Settlement, merged
+from leanq.queue.results import Aliased, Became, Settlement, merged
 from leanq.queue.scripts import SCRIPTS, library_of, script_text
 from leanq.queue.shard import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
@@ -536,6 +536,11 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
         ("worker", "CONFIG SET maxmemory 1"),
         ("worker", "FLUSHALL"),
         ("worker", "HSET {leanq:0}:weights a 2"),
+        ("worker", "HSET {leanq:0}:aliases e:m x"),
+        ("client", "HSET {leanq:0}:aliases e:m x"),
+        ("gateway", "HSET {leanq:0}:aliases e:m x"),
+        ("observer", "HSET {leanq:0}:aliases e:m x"),
+        ("scaler", "HDEL {leanq:0}:aliases e:m"),
         ("worker", "HSET {leanq:0}:paused e:x 1"),
         ("worker", "HSET {leanq:0}:scaler echo x"),
         ("observer", "SET {leanq:0}:reply:x y"),
@@ -576,10 +581,13 @@ def test_and_nothing_else(socket: Path, role: str, words: str) -> None:
         ("operator", "tenant weight a 2"),
         ("operator", "tenant weight a --remove"),
         ("operator", "tenant list"),
+        ("operator", "tenant env a --remove"),
+        ("operator", "env list"),
         ("operator", "dead list"),
         ("observer", "status"),
         ("observer", "status --since 1h"),
         ("observer", "tenant list"),
+        ("observer", "env list"),
         ("scaler", "status"),
         ("gateway", "status"),
         ("gateway", "status --since 1h"),
@@ -604,7 +612,35 @@ async def test_operators_pause_an_environment_by_the_command(socket: Path) -> No
     await worker.close()
 
 
-@pytest.mark.parametrize("words", ["status", "tenant weight a 2", "dead list"])
+async def test_operators_move_aliases_and_all_roles_follow_them(socket: Path) -> None:
+    worker, client = Queue(as_role(socket, "worker")), Queue(as_role(socket, "client"))
+    await worker.register("w", b"", {"echo": b"", "old": b""})
+
+    async def run(*words: str) -> None:
+        options = [*words, "--url", as_role(socket, "operator").url]
+        done = await asyncio.to_thread(CliRunner().invoke, cli, options)
+        assert done.exit_code == 0, done.output
+
+    await run("env", "alias", "m", "old")
+    await run("env", "alias", "m", "echo")
+    item = structs.replace(submission("0-aliased", echo_body(b"")), environment="m")
+    assert await client.submit("c", [item]) == [Aliased("echo", b"")]
+    assert (await client.known()).endswith("echo, old, m → echo")
+    assert await client.cancel(["0-aliased"]) == [True]
+    with pytest.raises(UsageError, match="has the name of an alias"):
+        await worker.register("v", b"", {"m": b""})
+    async with new_gateway(as_role(socket, "gateway")) as gateway:
+        assert await gateway.lean.targets(["m"], "a") == ["echo"]
+    await run("env", "alias", "--drop", "m")
+    await worker.claim("w", ["echo"], 1, busy=0, token="n")
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
+@pytest.mark.parametrize(
+    "words", ["status", "tenant weight a 2", "tenant env a --remove", "dead list"]
+)
 def test_what_a_role_may_not_is_said(socket: Path, observed: None, words: str) -> None:
     done = CliRunner().invoke(cli, [*words.split(), "--url", as_role(socket, "client").url])
     assert done.exit_code != 0
@@ -620,7 +656,7 @@ def rules_of(role: str) -> list[str]:
 def keys_that_workers_write() -> set[str]:
     """As ``:phase``, or ``:req:`` where something follows."""
     table = re.findall(r"^\| ``(:[a-z]+:?)", keys.__doc__ or "", re.MULTILINE)
-    return {*table} - {":weights", ":paused", ":scaler", ":replay:"}
+    return {*table} - {":weights", ":aliases", ":paused", ":scaler", ":replay:"}
 
 
 def asked_for() -> list[set[str]]:
@@ -641,7 +677,7 @@ def test_what_a_worker_asks_for_as_it_joins_is_all_that_its_scripts_need() -> No
     names, commands = asked_for()
     assert {f":{name}" for name in names} == keys_that_workers_write()
     # Those of the scripts that neither clients nor operators alone run; TIME has no key.
-    others = {"submit", "lookup", "cancel", "pause", "status"}
+    others = {"submit", "lookup", "cancel", "pause", "alias", "status"}
     scripts = [name for name in SCRIPTS if name not in others and not name.startswith("replay_")]
     called = {
         command

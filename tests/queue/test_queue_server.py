@@ -270,6 +270,7 @@ async def live_a_full_life(shard: Shard) -> None:
     # Of a client that died before its call.
     shard.server.set(queue.keys.upload("call", "large"), LARGE, px=60_000)
     await queue.set_weight("t", 2.0)
+    await queue.set_alias("environment", "alias", "a", change=True)
     await shard.claim(want=1)
     await shard.submit("parked", tenant="held")
     await queue.set_paused("tenant", "held", paused=True)

@@ -58,7 +58,8 @@ async def pause(
     if kind == "environment" and paused:
         known = {name for queue in lean.queues for name in await queue.shard.environments()}
         if name not in known:
-            raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}")
+            text = f"no worker has ever offered the environment {name!r}"
+            raise UnknownEnvironmentError(f"{text}; {await lean.queues[0].shard.known()}")
     for queue in lean.queues:
         await queue.set_paused(kind, name, paused=paused)
 

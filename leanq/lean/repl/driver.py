@@ -214,7 +214,8 @@ class ReplDriver(LeanDriver):
             nice=self._nice,
         )
         lean, auditor, prefixes = opened.lean, opened.auditor, opened.prefixes
-        return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions)
+        parts = opened.targets, opened.trials, opened.libraries
+        return _Kept(lean, auditor, prefixes, *parts, sessions)
 
     @property
     def kept(self) -> _Kept:

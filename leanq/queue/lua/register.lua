@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- parts: clock
 -- register: a worker enters the fleet and says which environments it serves. `info` and `about` are for
--- people to read; `fingerprint` may be ''.
+-- people to read; `fingerprint` may be ''. Returns 1, or the name of an environment that is an alias.
 -- A user who lacks a right would end a later script in its middle, with requests in no list. So these are
 -- all keys and commands of a worker's scripts:
 local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined:
@@ -23,6 +23,9 @@ end
 -- A server that stands in for Redis may lack this function.
 local missing = redis.acl_check_cmd and missing_right()
 if missing then return redis.error_reply('NOPERM a worker needs the right to ' .. missing) end
+for _, environment in ipairs(environments.name) do
+  if redis.call('HEXISTS', tag .. ':aliases', 'e:' .. environment) == 1 then return environment end
+end
 
 redis.call('ZADD', tag .. ':workers', now + lease_ms, worker)
 redis.call('HSET', tag .. ':info', worker, info)

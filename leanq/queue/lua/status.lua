@@ -8,7 +8,7 @@
 --     oldest (ms), and how many requests an operator holds back.
 --   `quarantined`: rows of environment and count.
 --   `paused`: the names that are held back, and since when (ms).
---   `decisions`: the scaler's, by environment. `weights`: by tenant.
+--   `decisions`: the scaler's, by environment. `weights`: by tenant. `aliases`: as in the key.
 --   `memories`: rows of name and description, of the latest hundred replay memories.
 local workers, priorities, quarantined = {}, {}, {}
 local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
@@ -73,4 +73,4 @@ return answer({stats = stats, environments = redis.call('HGETALL', tag .. ':envi
   workers = workers, priorities = priorities, quarantined = quarantined,
   dead = redis.call('ZCARD', tag .. ':dead'), paused = redis.call('HGETALL', tag .. ':paused'),
   decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', tag .. ':weights'),
-  memories = memories})
+  aliases = redis.call('HGETALL', tag .. ':aliases'),  memories = memories})

@@ -1,5 +1,5 @@
 #!lua
--- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over
+-- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over known
 -- submit: takes requests in, or says why not. Idempotent by request id. It has no allow-oom: a full memory
 -- refuses the whole call, which becomes back-pressure.
 -- `max_waiting`: per environment, priority and tenant. `remember_ms`: time-to-live of replies if remembered
@@ -11,6 +11,7 @@
 -- Returns the number of each request that is not simply queued or joined to a run, and what became of it.
 --   `2`: in flight already, and the client now hears of its end. `3`: the tenant's list is full.
 --   `4`: no worker ever offered this environment, and no scaler sizes it. `5`: in flight with other content. Else the reply.
+--   If it was taken in by an alias: the environment, a zero byte, and the reply if there is one.
 -- Returns 0 if an upload is missing: the server had no memory for it, and nothing has changed.
 local request_ids, kind_of = requests.request_id, requests.kind
 local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
@@ -27,7 +28,28 @@ if bulk.existing(uploads) < #uploads then
   return 0
 end
 note_minute()
-local paused = redis.call('EXISTS', tag .. ':paused') == 1
+local unusual = redis.call('EXISTS', tag .. ':paused', tag .. ':aliases') > 0
+local paused = unusual and redis.call('EXISTS', tag .. ':paused') == 1
+
+-- This is the one place where names become environments: a tenant's own `default`, then an alias.
+local aliases, named, aliased = unusual and redis.call('HGETALL', tag .. ':aliases') or {}, {}, {}
+for i = 1, #aliases, 2 do named[aliases[i]] = aliases[i + 1] end
+for k, number in ipairs(#aliases > 0 and kind_of or {}) do
+  local kind = kinds[number]
+  local name = kind.environment == 'default' and named['t:' .. tenants[k]] or kind.environment
+  name = named['e:' .. name] or name
+  if name ~= kind.environment then
+    local place = number .. ':' .. name
+    if not aliased[place] then
+      local copy = {}
+      for field, value in pairs(kind) do copy[field] = value end
+      copy.environment, copy.aliased = name, true
+      kinds[#kinds + 1], aliased[place] = copy, #kinds + 1
+    end
+    kind_of[k] = aliased[place]
+  end
+end
+
 -- `out`: by number, what became of each request that is not queued.
 local names, out, records, kept, remembered = {}, {}, {}, 0, 0
 local prefix = tag .. ':req:'
@@ -39,10 +61,7 @@ local function environment_of(name)
   local environment = environments[name]
   if not environment then
     environment = {name = name, added = 0, may_start = 0, joined = 0, affinity = false,
-      -- A fleet that begins with nothing has no worker until a request waits.
-      known = redis.call('HEXISTS', tag .. ':environments', name) == 1
-        or redis.call('HEXISTS', tag .. ':scaler', name) == 1
-        or redis.call('HLEN', tag .. ':environments') == 0,
+      known = is_known(name),
       fingerprint = remember_ms > 0 and redis.call('HGET', tag .. ':fingerprints', name),
       paused = paused and wait_list.is_paused('e', name)}
     environments[name] = environment
@@ -69,7 +88,13 @@ for _, kind in ipairs(kinds) do
   kind.environment = environment
 end
 
+-- Returns what to answer of a request that was taken in.
+local function told(k, environment, reply)
+  return kinds[kind_of[k]].aliased and environment .. '\0' .. (reply or '') or reply
+end
+
 -- Keeps the record of a request, to be written with the others. Its body loses the time-to-live of uploads.
+-- Returns what to answer.
 local function keep(k)
   if upload_of[k] then
     local body = record.body_key(request_ids[k])
@@ -78,13 +103,16 @@ local function keep(k)
   end
   kept = kept + 2
   records[kept - 1] = names[k]
-  records[kept] = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
+  local kind = kinds[kind_of[k]]
+  records[kept] = kind.head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
+  return told(k, kind.environment.name)
 end
 
 -- Returns whether a request asks for something else than one of the same id. A request without a digest, as
--- an echo, equals any other in its environment.
+-- an echo, equals any other in its environment. An alias may have moved since.
 local function differs(k, environment, digest)
-  return kinds[kind_of[k]].environment.name ~= environment
+  local kind = kinds[kind_of[k]]
+  return (not kind.aliased and kind.environment.name ~= environment)
     or (digests[k] ~= '' and digest ~= '' and digests[k] ~= digest)
 end
 
@@ -92,10 +120,10 @@ end
 local function again(k)
   local request_id = request_ids[k]
   local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
-  if not r then return redis.call('GET', names[k]) end
+  if not r then return told(k, kinds[kind_of[k]].environment.name, redis.call('GET', names[k])) end
   if differs(k, r.environment, r.digest) then return 5 end
   hand_over(request_id, r, client, phase_text)
-  return 2
+  return told(k, r.environment) or 2
 end
 
 -- Queues a new request, which waits in its list if there is room.
@@ -113,25 +141,26 @@ end
 local function take_in(k, run_id, phase_text)
   local kind, request_id, digest = kinds[kind_of[k]], request_ids[k], digests[k]
   local environment, lease = kind.environment, phase.read_lease(phase_text)
-  if lease and differs(k, lease.environment, lease.digest) then return 5 end
+  if lease and (lease.environment ~= environment.name or differs(k, lease.environment, lease.digest)) then
+    return 5
+  end
   if lease then
     -- It was withdrawn, and its reply has gone. It runs on for others, and now for this client as well.
-    keep(k)
     if kind.detached then lease.detached = '1' end
     phase.set_client(request_id, lease, client)
-    return 2
+    return keep(k) or 2
   end
   local reply = digest ~= '' and environment.fingerprint
     and redis.call('GET', tag .. ':verdict:' .. environment.fingerprint .. ':' .. digest)
   if reply then
     redis.call('SET', names[k], reply, 'PX', remember_ms)
     remembered = remembered + 1
-    return reply
+    return told(k, environment.name, reply)
   end
   if kind.affinity ~= '' then environment.affinity = true end
   if not single_flight.join(request_id, run_id, digest, now) then return enqueue(k) end
   environment.joined = environment.joined + 1
-  keep(k)
+  return keep(k)
 end
 
 -- Puts new requests at the end of a tenant's list, and refuses those that find no room. Returns whether the
@@ -150,7 +179,7 @@ local function extend(ring, tenant, numbers)
     if taken < #waiting then redis.call('RPOP', tag .. ':' .. name, #waiting - taken) end
   end
   for i, k in ipairs(numbers) do
-    if i <= taken then keep(k) else out[k] = 3 end
+    out[k] = i > taken and 3 or keep(k)
   end
   local environment = ring.environment
   environment.added = environment.added + taken
