@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanq.lean.audit.image import Image
+from leanq.lean.audit.image import Image, Raw
 from leanq.lean.audit.judges import Judgement, Judges
 from leanq.lean.audit.olean import Name, display, open_image, read_parts
 from leanq.lean.environment import Environment
@@ -29,6 +29,7 @@ class Judged:
 
     Attributes:
         lacks: what it rests on and was not delivered; looked for if the kernel refuses it.
+        twice: what one of its imports declares as well, which copies without hidden parts show.
     """
 
     name: str
@@ -36,13 +37,16 @@ class Judged:
     constants: int
     found: Judgement
     lacks: tuple[str, ...] = ()
+    twice: tuple[str, ...] = ()
 
     @property
     def said(self) -> str:
         """``proved``, or why it is not, in a word."""
         if self.found.proved:
             return "proved"
-        return "private parts missing" if self.lacks else self.found.rule or "limit"
+        if self.lacks:
+            return "private parts missing"
+        return "an import declares the same" if self.twice else self.found.rule or "limit"
 
 
 class Modules:
@@ -87,20 +91,31 @@ class Modules:
         """Returns the names that safe constants of a module rest on and that were not delivered.
 
         Nothing that the module imports declares them; or the file says how a definition unfolds,
-        and has an axiom in its place.
+        and the definition was delivered as an axiom.
         """
         image = self.image(module)
         constants = image.constants()
         safe = [raw for raw in constants.values() if not raw.unsafe]
         wanted = set().union(*(image.references(raw) for raw in safe)) - constants.keys()
-        for imported in self.closure(self.imports(module)):
-            wanted -= self.declares(imported)
         unfolded = {name[:-1] for name in constants if _EQUATION.fullmatch(str(name[-1]))}
         unfolded |= {_without_module(name) for name in unfolded}
-        hollow = {
-            name for name in unfolded if name in constants and constants[name].kind == "axiom"
-        }
+        hollow = _axioms(constants, unfolded)
+        for imported in self.closure(self.imports(module)):
+            declared = self.declares(imported)
+            wanted -= declared
+            if about := declared & unfolded:
+                hollow |= _axioms(self.image(imported).constants(about), about)
         return tuple(sorted(map(display, wanted | hollow)))
+
+    def twice(self, module: str) -> tuple[str, ...]:
+        """Returns the names that a module and one of its imports declare."""
+        own = self.declares(module)
+        shared = [own & self.declares(each) for each in self.closure(self.imports(module))]
+        return tuple(sorted(map(display, frozenset[Name]().union(*shared))))
+
+
+def _axioms(constants: Mapping[Name, Raw], names: Collection[Name]) -> set[Name]:
+    return {name for name in names if name in constants and constants[name].kind == "axiom"}
 
 
 def _without_module(name: Name) -> Name:
@@ -119,12 +134,14 @@ async def judge_modules(library: Modules, modules: Sequence[str], slots: int = 1
             path = library.environment.find_olean(module)
             assert path is not None, module
             parts = read_parts(path.resolve())
-            header = Header("", 0, library.imports(module), is_module=False, is_prelude=True)
+            is_module = library.image(module).is_module
+            header = Header("", 0, library.imports(module), is_module=is_module, is_prelude=True)
             found = await judges.judge(header, parts, ("", ""), LIMITS)
             refused = found.rule == "kernel_refused"
             lacks = await asyncio.to_thread(library.lacks, module) if refused else ()
+            twice = await asyncio.to_thread(library.twice, module) if refused else ()
             constants = len(library.image(module).constants())
-            return Judged(module, sum(map(len, parts)), constants, found, lacks)
+            return Judged(module, sum(map(len, parts)), constants, found, lacks, twice)
 
     try:
         if why := await judges.unavailable():
