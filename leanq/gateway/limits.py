@@ -9,6 +9,7 @@ opening many.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import resource
 from collections import Counter
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ class Connections:
         # Waiting connections, oldest first, since a dict keeps its order. Strangers never had a
         # request with a key.
         self._strangers: dict[Connection, None] = {}
+        # Strangers whose request has come, and has to wait for its turn.
+        self._deferred: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
         self._strangers_of: Counter[str] = Counter()
 
@@ -96,21 +99,35 @@ class Connections:
     def works(self, connection: Connection) -> None:
         """Notes that a request with a key is under way."""
         self._idle.pop(connection, None)
-        if connection in self._strangers:
-            del self._strangers[connection]
-            peer = self._peers[connection]
-            self._strangers_of[peer] -= 1
-            if not self._strangers_of[peer]:
-                del self._strangers_of[peer]
+        for strangers in (self._strangers, self._deferred):
+            if connection in strangers:
+                del strangers[connection]
+                peer = self._peers[connection]
+                self._strangers_of[peer] -= 1
+                if not self._strangers_of[peer]:
+                    del self._strangers_of[peer]
 
     def waits(self, connection: Connection) -> None:
         """Notes that a request was answered."""
-        if connection in self._peers and connection not in self._strangers:
+        is_stranger = connection in self._strangers or connection in self._deferred
+        if connection in self._peers and not is_stranger:
             self._idle[connection] = None
+
+    def defers(self, connection: Connection) -> None:
+        """Notes that a stranger's request waits for its turn; silent strangers give way first."""
+        if connection in self._strangers:
+            del self._strangers[connection]
+            self._deferred[connection] = None
+
+    def resumes(self, connection: Connection) -> None:
+        """Notes that it has its turn."""
+        if connection in self._deferred:
+            del self._deferred[connection]
+            self._strangers[connection] = None
 
     def _oldest(self, peer: str | None) -> Connection | None:
         """Returns the connection that gives way: a stranger, of this peer if one is named."""
-        for each in self._strangers:
+        for each in itertools.chain(self._strangers, self._deferred):
             if peer is None or self._peers[each] == peer:
                 return each
         return next(iter(self._idle), None)

@@ -138,11 +138,13 @@ class _Protocol(H11Protocol):
             super().handle_events()
         else:
             self._waits_for_turn = True
+            self._all.defers(self)
             self.transport.pause_reading()
 
     def wake(self) -> None:
         """Handles what waits, now that it is this connection's turn."""
         self._waits_for_turn = False
+        self._all.resumes(self)
         if not self.transport.is_closing():
             if not self.flow.read_paused:
                 self.transport.resume_reading()

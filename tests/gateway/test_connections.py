@@ -204,6 +204,9 @@ async def test_many_requests_of_one_caller_keep_no_other_waiting(gateway: Gatewa
     opened = [await connect(gateway) for _ in range(100)]
     async with asyncio.timeout(GATEWAY_TIMEOUT_S), asyncio.TaskGroup() as group:
         await known.readuntil(b'"accepted"')
+        # The gateway has put away the first request once it answers the second.
+        writer.write(HEALTH + b"\r\n")
+        await known.readuntil(b'"ok"')
         for reader, each in opened:
             group.create_task(ask("stranger", reader, b'"ok"'))
             each.write(HEALTH + b"\r\n")

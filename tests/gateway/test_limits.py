@@ -35,7 +35,7 @@ class Connection:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("enter", "leave", "works", "waits")),
+        st.sampled_from(("enter", "leave", "works", "waits", "defers", "resumes")),
         st.integers(0, 15),
         st.sampled_from(("p", "q", "r")),
     ),
@@ -52,6 +52,7 @@ def test_there_are_never_more_than_there_may_be_and_none_that_works_gives_way(
     peers: dict[int, str] = {}
     working: set[int] = set()
     known: set[int] = set()
+    deferred: set[int] = set()
     for step, number, peer in steps:
         if step == "enter" and number not in made:
             made[number], peers[number] = Connection(), peer
@@ -61,6 +62,9 @@ def test_there_are_never_more_than_there_may_be_and_none_that_works_gives_way(
             continue
         elif step == "leave":
             all_of_them.leave(made.pop(number))
+        elif step in ("defers", "resumes"):
+            getattr(all_of_them, step)(made[number])
+            deferred = deferred | {number} if step == "defers" else deferred - {number}
         elif step == "works":
             all_of_them.works(made[number])
             working.add(number)
@@ -74,8 +78,12 @@ def test_there_are_never_more_than_there_may_be_and_none_that_works_gives_way(
         # One that had a key gives way only where there is no stranger beside the new one.
         strangers = [each for each in made if each not in known | gone | {number}]
         assert not (gone & known and strangers)
+        # A silent one of the same peer gives way before one that waits for its turn.
+        for each in gone & deferred - known:
+            assert not [o for o in strangers if peers[o] == peers[each] and o not in deferred]
         for each in gone:
             del made[each]
+        deferred &= made.keys()
         working &= made.keys()
         known &= made.keys()
         assert len(all_of_them) == len(made) <= most
@@ -115,6 +123,20 @@ def test_strangers_of_one_peer_and_a_key_leave_the_connections_of_others_alone()
     for _ in range(24):
         assert all_of_them.enter(Connection(), "p")
     assert not tenant.closed
+
+
+def test_a_silent_stranger_gives_way_before_one_that_waits_for_its_turn() -> None:
+    all_of_them = Connections(6)
+    waits, silent, third, fourth = (Connection() for _ in range(4))
+    assert all_of_them.enter(waits, "p")
+    assert all_of_them.enter(silent, "p")
+    all_of_them.defers(waits)
+    assert all_of_them.enter(third, "p")
+    assert (waits.closed, silent.closed) == (False, True)
+    # Where all wait, the one that came first gives way.
+    all_of_them.defers(third)
+    assert all_of_them.enter(fourth, "p")
+    assert (waits.closed, third.closed) == (True, False)
 
 
 def test_a_small_limit_on_files_leaves_room_for_others() -> None:
