@@ -31,7 +31,7 @@ from leanq.queue.wire import environments_in, info_of
 
 @click.group()
 def env() -> None:
-    """Look at the queue's environments, move aliases, and prepare environments here."""
+    """List environments, move aliases, prepare environments."""
 
 
 @env.command("list")

@@ -26,7 +26,7 @@ from leanq.queue.settings import Settings, check_name
 
 @click.group()
 def tenant() -> None:
-    """Show tenants' CPU time, and give tenants shares of it and default environments."""
+    """Show tenants' CPU time; set their shares and defaults."""
 
 
 @tenant.command()

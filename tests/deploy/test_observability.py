@@ -371,7 +371,8 @@ async def test_real_exporters_set_alerts_off_in_a_real_prometheus(
                     for _ in range(50):
                         await gateway.http.post("/v1/check", json={"code": "x"}, headers=header)
                 found = await asyncio.to_thread(alerts, url)
-                return {name for name, state in found if state == "pending"} == wanted
+                # On a busy machine a gateway may be late as well.
+                return wanted <= {name for name, state in found if state == "pending"}
 
             await eventually(told, 120)
 
