@@ -98,10 +98,15 @@ class Annotator(Expressions):
         return self._visit(statement, (), (SORT,))
 
     def unlike(self, statement: int, other: int) -> set[int]:
-        """Returns the applications in a statement that have other instances in another one."""
+        """Returns the applications in a statement that have other instances in another one.
+
+        Raises:
+            KernelLimitError: they are too large.
+        """
         found: set[int] = set()
         todo: list[tuple[int, int, Locals]] = [(statement, other, ())]
         while todo:
+            self._spend()
             one, other, around = todo.pop()
             kind = self._kind(one)
             if self._elaborator.same(one, other) or kind != self._kind(other):

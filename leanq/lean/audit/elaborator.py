@@ -76,7 +76,7 @@ class Elaborator:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._env = kernel, 0
         self._module: Name = ()
-        self._has_threads = False
+        self._declared: int | None = None
         try:
             kernel.bind(self, _FUNCTIONS, _RESULTS)
             self._no_locals = kernel.value("l_Lean_LocalContext_empty")
@@ -141,21 +141,15 @@ class Elaborator:
     def elaborate(self, commands: str) -> int | None:
         """Returns the kernel's environment behind commands, which see the header and all that the
         kernel has accepted; None if one of them is an error."""
-        if not self._has_threads:
+        kernel = self._kernel
+        if self._declared is None:
             self._start_threads(1)
-            self._has_threads = True
-        kernel, environment, unchecked = self._kernel, self._kernel.imports, 0
-        for each in kernel.added:
-            # Otherwise a thread counts its references, and this one does not see that.
-            kernel.mark_persistent(each)
-            result = self._declare(environment, 0, 0, each, CLOSED_BOX, unchecked)
-            if kernel.tag(result) != 1:
-                return None
-            environment = word(result + WORD_BYTES)
-        environment = self._inside(environment)
+            self._declared = self._with_all_declared()
+        if not self._declared:
+            return None
         size = kernel.nat(len(commands.encode()))
         source = self._input(kernel.text(commands), kernel.text(""), 0, size)
-        state = self._state(environment, self._no_messages, kernel.no_options)
+        state = self._state(self._declared, self._no_messages, kernel.no_options)
         start = kernel.construct(0, kernel.nat(0), scalars=bytes([0]))
         result = self._process(source, start, state, CLOSED_BOX)
         if kernel.tag(result) != 0:
@@ -175,6 +169,20 @@ class Elaborator:
     def _inside(self, environment: int) -> int:
         """Returns an environment as the module sees it."""
         return int(self._set_module(environment, self._kernel.name(self._module)))
+
+    def _with_all_declared(self) -> int:
+        """Returns the header's environment with all that the kernel has accepted; 0 if Lean cannot
+        make it."""
+        kernel, environment, unchecked = self._kernel, self._kernel.imports, 0
+        for each in kernel.added:
+            result = self._declare(environment, 0, 0, each, CLOSED_BOX, unchecked)
+            if kernel.tag(result) != 1:
+                return 0
+            environment = word(result + WORD_BYTES)
+        environment = self._inside(environment)
+        # Otherwise a thread counts its references, and this one does not see that.
+        kernel.mark_persistent(environment)
+        return environment
 
     def _data(self, value: int | bool) -> int:
         """Returns a `DataValue`."""

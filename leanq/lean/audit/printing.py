@@ -112,30 +112,37 @@ class Printer:
         options = {**_OPTIONS}
         if not self._own.isdisjoint(reached):
             options |= _BY_NAMES
-        text = self._readable(raw, stated, options) or self._whole(stated)
+        try:
+            text = self._readable(raw, stated, options)
+        except KernelLimitError:
+            text = ""
+        text = text or self._whole(stated)
         if not _can_be_seen(text.replace("\n", "")):
             return ""  # a string has such letters, too
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
     def _readable(self, raw: Raw, stated: int, options: dict[str, int | bool]) -> str:
-        """Returns a statement by notation; "" if that does not tell it."""
+        """Returns a statement by notation; "" if that does not tell it.
+
+        Raises:
+            KernelLimitError: it is too large.
+        """
         annotator, shown = self._annotator, set[int]()
         for _ in range(_MAX_READINGS):
-            try:
-                annotated = annotator.annotated(stated, shown)
-            except KernelLimitError:
-                return ""
+            annotated = annotator.annotated(stated, shown)
             if annotator.hides_levels:
                 options["pp.universes"] = True
             text = self._printed(annotated, options)
-            is_doubtful = annotator.has_variables or self._attributes
+            is_doubtful = annotator.has_variables or self._instances
             if not annotator.hides_instances or not is_doubtful:
                 return text
             read = self._read(
                 self._printed(annotated, options | _PROOFS) if _OMITTED in text else text, raw
             )
-            if read is None or self._elaborator.same(read, stated):
-                return "" if read is None else text
+            if read is None:
+                return ""
+            if self._elaborator.same(read, stated):
+                return text
             shown |= annotator.unlike(stated, read)
         return ""
 
@@ -169,18 +176,24 @@ class Printer:
             name, attribute = image.name(entry[0]), _UNFOLDED.get(entry[1] >> 1)
             if attribute:
                 found.setdefault(attribute, []).append(name)
-        for entry in self._entries(_INSTANCES, *_ANYWHERE_OR_SCOPED):
-            instance = image.words[image.index(entry[-1]) + 1 :][:3]
-            made = image.words[image.index(instance[1]) + 1]
-            attribute = f"instance {image.small(instance[2])}"
-            found.setdefault(attribute, []).append(image.name(made))
-        for entry in self._entries(_DEFAULTS, shape(0, 3)):
-            attribute = f"default_instance {image.small(entry[2])}"
-            found.setdefault(attribute, []).append(image.name(entry[1]))
+        for attribute, name in self._instances:
+            found.setdefault(attribute, []).append(name)
         return "".join(
             f"attribute [{attribute}] {' '.join(map(_quoted, names))}\n"
             for attribute, names in found.items()
         )
+
+    @cached_property
+    def _instances(self) -> list[tuple[str, Name]]:
+        """The text's instances and default instances, each with its attribute."""
+        image, found = self._image, list[tuple[str, Name]]()
+        for entry in self._entries(_INSTANCES, *_ANYWHERE_OR_SCOPED):
+            instance = image.words[image.index(entry[-1]) + 1 :][:3]
+            made = image.words[image.index(instance[1]) + 1]
+            found.append((f"instance {image.small(instance[2])}", image.name(made)))
+        for entry in self._entries(_DEFAULTS, shape(0, 3)):
+            found.append((f"default_instance {image.small(entry[2])}", image.name(entry[1])))
+        return found
 
     def _entries(self, extension: Name, *shapes: int) -> Iterator[Sequence[int]]:
         image = self._image
