@@ -1,4 +1,4 @@
-"""What the tests share: a real server, real Lean, and a check that nothing is left behind."""
+"""The tests share a real server, real Lean, and a check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if sys.version_info < (3, 12):
 
 
 def pytest_collection_finish() -> None:
-    """What thousands of tests are made of stays to the end; no collection has to look at it."""
+    """Freezes the collected tests: they stay to the end, and no collection has to look at them."""
     gc.collect()
     gc.freeze()
 
@@ -129,7 +129,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 def _ends(connection: redis.Redis, key: str) -> bool:
-    """Whether a key has a time-to-live, or is a hash with nothing but what makes it indexed."""
+    """Returns whether a key has a time-to-live, or is a hash with its index mark alone."""
     if connection.type(key) == b"hash" and connection.hkeys(key) == [b""]:
         return True
     return connection.pttl(key) != -1  # -2 where it has ended since it was found

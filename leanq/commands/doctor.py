@@ -31,7 +31,7 @@ from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.program import ReplProgram, find_repl
 from leanq.lean.repl.protocol import Elaborated, Stepped
-from leanq.lean.repl.session import Live, Recycling, Session
+from leanq.lean.repl.session import Recycling, Session
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
@@ -335,19 +335,19 @@ class _Repl:
             self.imports = "import Mathlib" if environment.find_olean("Mathlib") else "import Init"
         self.header = split_header(self.imports)
 
-    async def open_goal(self, session: Session) -> Live:
+    async def open_goal(self, session: Session) -> int:
         """Opens a goal in the process; raises ReplError if it shows none."""
         code = f"{self.imports}\ntheorem leanq_doctor (p : Prop) (h : p) : p := sorry\n"
         answer = await session.elaborate(code, self.header, self.limits)
         if isinstance(answer, Elaborated) and len(answer.sorries) == 1:
             (opened,) = answer.sorries
             if opened.proof_state is not None:
-                return Live(opened.proof_state)
+                return opened.proof_state
         raise ReplError(f"it shows no goal for a sorry: {answer}")
 
-    async def close_goal(self, session: Session, live: Live) -> None:
+    async def close_goal(self, session: Session, proof_state: int) -> None:
         """Tries a step that completes the proof; raises ReplError if it does not."""
-        answer = await session.run_tactic("exact h", live, self.limits)
+        answer = await session.run_tactic("exact h", proof_state, self.limits)
         if not isinstance(answer, Stepped) or not answer.is_completed:
             raise ReplError(f"`exact h` completes no proof of p from h : p: {answer}")
 

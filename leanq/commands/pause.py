@@ -11,7 +11,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
-from leanq.errors import UnknownEnvironmentError, UsageError
+from leanq.errors import UsageError
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.settings import Settings, check_name
 
@@ -79,5 +79,4 @@ async def _check_environment(queues: Sequence[OperatorQueue], name: str) -> None
         return
     if f"e:{name}" in await queues[0].shard.paused():
         return
-    names = await queues[0].shard.known()
-    raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}; {names}")
+    raise await queues[0].shard.unknown(name)

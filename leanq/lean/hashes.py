@@ -79,6 +79,18 @@ def is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
+def make_ours(folder: Path, mode: int) -> bool:
+    """Makes a folder unless it is there; returns whether no other user can write to it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode)  # a umask only takes rights away
+    status = folder.lstat()
+    return is_ours(status) and stat.S_ISDIR(status.st_mode)
+
+
 def read_kept(path: Path) -> bytes | None:
     """Returns the bytes that :func:`keep` has written; None if they are missing, damaged, or
     another user's."""

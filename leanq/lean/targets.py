@@ -120,11 +120,10 @@ class Targets:
             InvalidRequestError: the source does not compile any more, or the filling uses up the
                 names.
         """
-        salt = _unused_salt(source, filled)
+        salt, names = _unused_names(source, filled)
         text = await asyncio.to_thread(name_examples, source, salt)
         options = NAMED_OPTIONS if text else ()
         compiled = await self._compiled(text or source, request, options)
-        names = example_names(source, salt)
         target = Target(compiled.file, compiled.ending, holes=None, is_whole=True, examples=names)
         return target, salt
 
@@ -225,8 +224,8 @@ def _room_bytes(kept: _Compiled) -> int:
     return min(sum(map(len, kept.file)), _KEPT_BYTES)
 
 
-def _unused_salt(source: str, filled: str) -> str:
-    """Returns a salt whose names for examples stand nowhere in a text.
+def _unused_names(source: str, filled: str) -> tuple[str, Sequence[str]]:
+    """Returns a salt and its names for a source's examples, which stand nowhere in a text.
 
     It is the same for most fillings of a source, so that one target serves them. Whoever fills can
     know it, and could prove by an example that has no name.
@@ -234,8 +233,9 @@ def _unused_salt(source: str, filled: str) -> str:
     salt = source
     for _ in range(_MOST_SALTS):
         salt = text_hash(salt).hex()
-        if not any(name in filled for name in example_names(source, salt)):
-            return salt
+        names = example_names(source, salt)
+        if not any(name in filled for name in names):
+            return salt, names
     raise InvalidRequestError("the tactics hold too many of the names for the source's examples")
 
 

@@ -277,7 +277,7 @@ class ClusterRouter:
 
     def attached_ended(self, attached: _Attached, end: Reply | LeanQError) -> None:
         """Ends an attached request with the clusters' answer. Only the first call counts."""
-        if self.outstanding.get(attached.request_id) is attached:
+        if self.outstanding.holds(attached):
             self.outstanding.end(attached.request_id, end)
 
     def _note_trouble(self, number: int) -> None:

@@ -155,8 +155,7 @@ class GatewayRoute:
         await self._http.aclose()
 
     def _end(self, sent: _Sent, end: Reply | LeanQError) -> None:
-        # Another request may have its id by now.
-        if self._outstanding.get(sent.request_id) is sent:
+        if self._outstanding.holds(sent):
             self._outstanding.end(sent.request_id, end)
 
     # Batches
@@ -167,7 +166,7 @@ class GatewayRoute:
             await self._room.acquire()
             gathered = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
             # Some may be withdrawn by now.
-            batch = [sent for sent in gathered if self._outstanding.get(sent.request_id) is sent]
+            batch = [sent for sent in gathered if self._outstanding.holds(sent)]
             if not self._outbox:
                 self._work.clear()
             begun = asyncio.Event()
@@ -189,7 +188,7 @@ class GatewayRoute:
                 except LeanQError as error:
                     self._end_each(batch, partial(type(error), str(error)))
                     return
-                batch = [sent for sent in batch if self._outstanding.get(sent.request_id) is sent]
+                batch = [sent for sent in batch if self._outstanding.holds(sent)]
                 if not batch:
                     return
                 begun.set()

@@ -100,6 +100,10 @@ class Awaited(dict[str, _E]):
             if not self:
                 self._on_idle()
 
+    def holds(self, entry: _E) -> bool:
+        """Returns whether this very request is awaited; another may have its id by now."""
+        return self.get(entry.request_id) is entry
+
     def end_all(self, error: Callable[[], LeanQError]) -> None:
         """Ends each with an error of its own, since raising one adds to its traceback."""
         for request_id in list(self):
@@ -138,7 +142,7 @@ class OutstandingRequests(Awaited[Outstanding]):
         """Notes that the server has taken a request in."""
         entry.known = True
         # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
-        if self.get(entry.request_id) is entry:
+        if self.holds(entry):
             entry.waiter.acknowledged()
 
     def end(self, request_id: str, end: Reply | LeanQError) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from leanq.errors import UnknownEnvironmentError, UsageError
+from leanq.errors import UsageError
 from leanq.queue.results import (
     DeadLetter,
     InFlight,
@@ -243,8 +243,7 @@ async def set_alias(
     for queue, change in steps:
         if why := await queue.set_alias(kind, name, target, change=change):
             if why == "unknown":
-                text = f"no worker has ever offered the environment {target!r}"
-                raise UnknownEnvironmentError(f"{text}; {await queue.shard.known()}")
+                raise await queue.shard.unknown(target)
             raise UsageError(_REFUSALS[why].format(name=name, target=target))
     # The first shard decides between operators who set it at the same time.
     seen, field = None, f"{kind[0]}:{name}"

@@ -28,7 +28,7 @@ from typing import Any, Self, TypeVar, cast
 
 import redis.asyncio as redis
 
-from leanq.errors import UsageError
+from leanq.errors import UnknownEnvironmentError, UsageError
 from leanq.queue.connection import Address, Link
 from leanq.queue.keys import Keys, shape_key
 from leanq.queue.scripts import SCRIPTS, script_text
@@ -130,6 +130,11 @@ class Shard:
         """Returns aliases and tenants' defaults, as in :class:`Status`."""
         found: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:aliases"))
         return {text_of(name): text_of(target) for name, target in pairs_of(found)}
+
+    async def unknown(self, environment: str) -> UnknownEnvironmentError:
+        """Returns the error for an environment that no worker ever offered."""
+        text = f"no worker has ever offered the environment {environment!r}"
+        return UnknownEnvironmentError(f"{text}; {await self.known()}")
 
     async def known(self) -> str:
         """Returns a text that names all environments and aliases, to tell who asks for another."""

@@ -41,7 +41,7 @@ DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 
 
 def _of_processes() -> Iterator[Metric]:
-    """What Prometheus' client tells of any process; the address space says nothing of its use."""
+    """Yields what Prometheus' client tells of any process, but for the address space."""
     for family in ProcessCollector(registry=CollectorRegistry()).collect():
         kind: Kind = "counter" if family.type == "counter" else "gauge"
         name = f"{family.name}_total" if kind == "counter" else family.name
@@ -57,7 +57,7 @@ SHARED = {each.name for each in (*FLEET, *CAMPAIGNS)}
 # Prometheus adds it to each sample.
 SCRAPED = {"instance"}
 
-# What is told once it has happened: in trouble, or with what not every fleet uses.
+# Exporters tell these once they have happened: in trouble, or where a fleet uses what not all do.
 SOMETIMES = {
     "leanq_fork_server_total",
     "leanq_http_refusals_total",

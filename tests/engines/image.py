@@ -327,7 +327,7 @@ class Course:
         with self._client() as lean:
             futures = [lean.check(_small(BURST + n)) for n in range(BURST)]
             until(lambda: json.loads(self._leanq("status", "--json"))["running"] > 0)
-            # What is written within the last second may be lost; clients submit it again.
+            # The server may lose the writes of its last second; clients submit them again.
             self._engine.do("kill", "-s", "KILL", server)
             self._engine.do("start", server)
             verdicts = [future.result(120).verdict for future in futures]

@@ -174,7 +174,7 @@ async def test_other_ends_are_counted_as_well(
 
 
 def _of_server(settings: Settings) -> dict[str, float]:
-    """What is told of the one shard's server, by the end of the name."""
+    """Returns the figures of the one shard's server, by the end of the name."""
     found = parsed(exposition(fleet_samples(asyncio.run(fleet_stats(settings)))))
     start, end = "leanq_redis_", '{shard="0"}'
     return {name[len(start) : -len(end)]: found[name] for name in found if name.startswith(start)}

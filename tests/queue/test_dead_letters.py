@@ -38,15 +38,19 @@ async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
     assert not shard.dump().req
 
 
+def keep_two(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    """Makes this bound of the scripts two."""
+    text = leanq.queue.shard.script_text
+    two = f"{bound.partition(' = ')[0]} = 2"
+    monkeypatch.setattr(
+        leanq.queue.shard, "script_text", lambda name: text(name).replace(bound, two)
+    )
+
+
 async def test_only_the_newest_dead_letters_are_kept(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = leanq.queue.shard.script_text
-
-    def with_two_letters(name: str) -> str:
-        return text(name).replace("DEAD_LETTERS = 10000", "DEAD_LETTERS = 2")
-
-    monkeypatch.setattr(leanq.queue.shard, "script_text", with_two_letters)
+    keep_two(monkeypatch, "DEAD_LETTERS = 10000")
     for request_id in ("r1", "r2", "r3"):
         await shard.quarantined(request_id)
         job = await shard.job()
@@ -111,12 +115,7 @@ async def test_no_large_text_on_which_kernels_disagree_fills_the_memory(shard: S
 async def test_only_the_newest_texts_on_which_kernels_disagree_are_kept(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = leanq.queue.shard.script_text
-
-    def with_two_letters(name: str) -> str:
-        return text(name).replace("DISAGREED = 1000", "DISAGREED = 2")
-
-    monkeypatch.setattr(leanq.queue.shard, "script_text", with_two_letters)
+    keep_two(monkeypatch, "DISAGREED = 1000")
     for request_id in ("r1", "r2", "r3"):
         await shard.submit(request_id)
         await shard.claim("w", 0, settle=[disagreed(await shard.job())])

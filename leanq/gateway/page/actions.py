@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from leanq.errors import InvalidRequestError, UnknownEnvironmentError, UsageError
+from leanq.errors import InvalidRequestError, UsageError
 from leanq.fleet.dead_letters import send_again
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.viewers import Viewer
@@ -58,8 +58,7 @@ async def pause(
     if kind == "environment" and paused:
         known = {name for queue in lean.queues for name in await queue.shard.environments()}
         if name not in known:
-            text = f"no worker has ever offered the environment {name!r}"
-            raise UnknownEnvironmentError(f"{text}; {await lean.queues[0].shard.known()}")
+            raise await lean.queues[0].shard.unknown(name)
     for queue in lean.queues:
         await queue.set_paused(kind, name, paused=paused)
 

@@ -42,7 +42,7 @@ from leanq.lean.audit.olean import display, find_module, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
-from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, keep, read_kept
+from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, keep, make_ours, read_kept
 from leanq.lean.sandbox.sandbox import bare_python
 from leanq.lean.syntax import split_header
 
@@ -393,10 +393,7 @@ def _link(image: Path, view: Path, module: Name) -> None:
 
 def _take(folder: Path) -> None:
     """Makes a folder unless it is there; raises AuditError if other users can write to it."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o755)  # a umask only takes rights away
-    status = folder.lstat()
-    if not is_ours(status) or not stat.S_ISDIR(status.st_mode):
+    if not make_ours(folder, 0o755):
         raise AuditError(
             f"other users can write to {folder}, from which the judge's kernel imports: delete it, "
             "or let it belong to the worker's user alone, or name another cache folder with "

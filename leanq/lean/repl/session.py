@@ -60,13 +60,6 @@ class TimedOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """A state in the process: its number there."""
-
-    proof_state: int
-
-
-@dataclass(frozen=True, slots=True)
 class Recycling:
     """When a process has served for long enough; it frees nothing by itself."""
 
@@ -103,7 +96,7 @@ class Session:
     def __init__(self, sandbox: Sandbox, process: Process) -> None:
         """Use :meth:`start`."""
         self.sandbox = sandbox
-        self.states: dict[str, Live] = {}
+        self.states: dict[str, int] = {}
         self.requests = 0
         self.cpu_s = 0.0
         self.spoiled = False
@@ -204,12 +197,12 @@ class Session:
         raise ReplError(f"no answer to a text: {answer}")
 
     async def run_tactic(
-        self, tactic: str, live: Live, limits: Limits
+        self, tactic: str, proof_state: int, limits: Limits
     ) -> Stepped | Refused | TimedOut:
         """Returns Lean's answer about one tactic on a state that it holds. Errors as of
         :meth:`ask`."""
         self.requests += 1
-        answer = await self.ask(run_tactic(tactic, live.proof_state), limits)
+        answer = await self.ask(run_tactic(tactic, proof_state), limits)
         self._touched = True
         if isinstance(answer, Elaborated) or (isinstance(answer, Refused) and not answer.by_lean):
             raise ReplError(f"no answer to a tactic: {answer}")
@@ -218,7 +211,7 @@ class Session:
     def hold(self, state: str, opened: OpenGoal) -> None:
         """Notes that it holds a state."""
         if opened.proof_state is not None:
-            self.states[state] = Live(opened.proof_state)
+            self.states[state] = opened.proof_state
 
     async def ask(self, command: Command, limits: Limits) -> Answer | TimedOut:
         """Runs one command within limits; memory counts above its present memory.

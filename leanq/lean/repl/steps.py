@@ -10,7 +10,7 @@ from leanq.lean.diagnostics import Outcome, Printed, classify_printed, is_budget
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.repl.checks import messages_of, opened_at, outcome_of
 from leanq.lean.repl.protocol import OpenGoal, Refused, Stepped
-from leanq.lean.repl.session import Live, Session, TimedOut
+from leanq.lean.repl.session import Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import are_plain, draft_trial
@@ -73,14 +73,16 @@ class LiveStep:
             return None
         return await self._close()
 
-    async def _revive(self) -> Live | None:
-        """Returns the state in the process, replayed from the live part of its recipe; None if it
-        leads there no more."""
+    async def _revive(self) -> int | None:
+        """Returns the state's number in the process, replayed from the live part of its recipe.
+
+        Returns None if it leads there no more.
+        """
         session, recipe = self._session, self._move.recipe
         chain = [state for state, _ in recipe.records()]
         depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
         if depth == 0:
-            if not (found := await self._open_source()):
+            if (found := await self._open_source()) is None:
                 return None
             depth = 1
             session.states[chain[1]] = found
@@ -94,25 +96,25 @@ class LiveStep:
             depth += 1
         return session.states.get(chain[depth])
 
-    async def _open_source(self) -> Live | None:
-        """Returns the goal in the source's open hole, by elaborating the source."""
+    async def _open_source(self) -> int | None:
+        """Returns the number of the goal in the source's open hole, by elaborating the source."""
         session, recipe = self._session, self._move.recipe
         source = recipe.source
         read = await session.elaborate(source.code, self._header, self._limits)
         if isinstance(read, TimedOut) or outcome_of(read).verdict != "incomplete":
             return None
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
-        return Live(met.proof_state) if met and met.proof_state is not None else None
+        return met.proof_state if met else None
 
-    async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
+    async def _try(self, tactic: str, proof_state: int) -> tuple[Stepped | Refused | TimedOut, int]:
         """Returns the answer to a tactic, and how many lines stood before it.
 
         The REPL reads one tactic, and would take the next line for its arguments. So several lines,
         or several tactics, stand in a bracket, which is one tactic.
         """
         if not _SEVERAL.search(tactic):
-            return await self._session.run_tactic(tactic, live, self._limits), 0
-        return await self._session.run_tactic(f"(\n{tactic}\n)", live, self._limits), 1
+            return await self._session.run_tactic(tactic, proof_state, self._limits), 0
+        return await self._session.run_tactic(f"(\n{tactic}\n)", proof_state, self._limits), 1
 
     async def _refused(self, reply: Reply) -> Reply | None:
         """Returns the reply to a failed tactic, once it is sure that it fails in the source as

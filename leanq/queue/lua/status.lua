@@ -73,4 +73,4 @@ return answer({stats = stats, environments = redis.call('HGETALL', tag .. ':envi
   workers = workers, priorities = priorities, quarantined = quarantined,
   dead = redis.call('ZCARD', tag .. ':dead'), paused = redis.call('HGETALL', tag .. ':paused'),
   decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', tag .. ':weights'),
-  aliases = redis.call('HGETALL', tag .. ':aliases'),  memories = memories})
+  aliases = redis.call('HGETALL', tag .. ':aliases'), memories = memories})
