@@ -53,7 +53,7 @@ async def test_samples(
     assert (reply.verdict, reply.axioms, reply.error) == (verdict, axioms, None)
     assert [(m.severity, m.line, m.column) for m in reply.messages] == places
     assert reply.fingerprint == either.core.fingerprint
-    assert reply.cpu_s > 0.01
+    assert reply.cpu_s > 0
     assert reply.wall_s > reply.audit_s >= 0
     assert (reply.audit_s > 0) == (axioms is not None)
 
