@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import re
 import socket
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ _READ_BYTES = 65_536
 # The deadline for headers, from a connection's beginning or a further request's first byte. If the
 # request has no key, it is also the deadline for the answer, from the end of the headers.
 _HEAD_S = 20.0
+# h11 takes a line feed alone for the end of a line, too.
+_HEADS_END = re.compile(rb"\n\r?\n")
 # The body of a request with a key gets this time, and a second more for so many bytes.
 _BODY_S = 20.0
 _BODY_BYTES_PER_S = 65_536
@@ -134,12 +137,17 @@ class _Protocol(H11Protocol):
         """Handles what has come, also behind an earlier request, if that is this caller's turn."""
         if self._waits_for_turn:
             return
-        if self._turns.admits(self, self._caller):
+        if not self._can_begin() or self._turns.admits(self, self._caller):
             super().handle_events()
         else:
             self._waits_for_turn = True
             self._all.defers(self)
             self.transport.pause_reading()
+
+    def _can_begin(self) -> bool:
+        """Returns whether what has come may begin a request: half a head costs no turn."""
+        is_idle = self.conn.their_state is h11.IDLE
+        return not is_idle or _HEADS_END.search(self.conn.trailing_data[0]) is not None
 
     def wake(self) -> None:
         """Handles what waits, now that it is this connection's turn."""
