@@ -33,6 +33,9 @@ _UNSOLVED = "unsolved goals\n"
 # Signs that can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
+# A bracket of another kind around the tactics of a block. What closes one of them leaves the other
+# open, so tactics that close their block compile in one of the two at most.
+_INNER = ("(\nskip\n;", ")")  # `skip`, since Lean reads no more behind a block at the beginning
 # Code that rests on it compiles, as with sorryAx.
 _STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
 
@@ -320,7 +323,8 @@ def draft_trial(
     Args:
         probes: the forms of those of the tactic's own holes that get an empty block.
         stand_in: the name of an axiom of ours for all other holes, so that an audit can tell them
-            from those that the tactic itself leaves open.
+            from those that the tactic itself leaves open. The tactics then stand in a second
+            bracket, since a tactic that leaves its block could prove by this axiom.
         outside: how many goals it also ends in each of the blocks around, outermost first.
     """
     levels: list[list[Tactic]] = [[]]
@@ -337,7 +341,10 @@ def draft_trial(
         else:
             draft.add(f"({stand_in} _)" if hole.form == "term" else f"exact ({stand_in} _)")
 
+    opening, closing = _INNER if stand_in else ("", "")
+
     def write(level: int) -> None:
+        draft.add(opening)
         for count, each in enumerate(levels[level]):
             draft.add("\n;\n" if count else "\n")
             if each is tactic:
@@ -348,7 +355,7 @@ def draft_trial(
                 fill_holes(each.text, each.holes, each.opened, level + 1)
         if level < len(outside):
             draft.add(f"\n;\nexact ({stand_in} _)" * outside[level])
-        draft.add("\n")
+        draft.add(f"\n{closing}")
 
     def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:
         def fill(number: int, hole: Hole) -> None:

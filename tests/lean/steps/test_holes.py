@@ -160,7 +160,7 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a")
     assert draft.text == (
         '@[extern "lean_sorry", never_extract] axiom _a.{u} (α : Sort u) : α\n'
-        "x := (by {\nexact f (_a _) (by {\nexact h\n})\n})"
+        "x := (by {(\nskip\n;\nexact f (_a _) (by {(\nskip\n;\nexact h\n)})\n)})"
     )
 
 
@@ -198,7 +198,7 @@ def test_a_stand_in_comes_after_the_imports() -> None:
     recipe = Recipe(Source("f", code, find_holes(code)), 0)
     assert draft_trial(recipe, Tactic("h"), stand_in="_a").text == (
         'import A\nimport B\n@[extern "lean_sorry", never_extract] axiom _a.{u} (α : Sort u) : α\n'
-        "\n\ntheorem t : a := ⟨(by {\nh\n}), (_a _)⟩"
+        "\n\ntheorem t : a := ⟨(by {(\nskip\n;\nh\n)}), (_a _)⟩"
     )
 
 
@@ -206,7 +206,7 @@ def test_holes_of_unknown_form_stay_as_they_are() -> None:
     code = "theorem t : a := ⟨sorry, sorry⟩"
     holes = (Hole(18, "term"), Hole(25, "unknown"))
     draft = draft_trial(Recipe(Source("f", code, holes), 0), Tactic("h"), stand_in="_a")
-    assert draft.text.endswith("theorem t : a := ⟨(by {\nh\n}), sorry⟩")
+    assert draft.text.endswith("theorem t : a := ⟨(by {(\nskip\n;\nh\n)}), sorry⟩")
 
 
 @pytest.mark.parametrize(
