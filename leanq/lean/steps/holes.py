@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, count
 
 from msgspec import structs
 
@@ -36,8 +36,9 @@ _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
 # A bracket of another kind around the tactics of a block. What closes one of them leaves the other
 # open, so tactics that close their block compile in one of the two at most.
 _INNER = ("(\nskip\n;", ")")  # `skip`, since Lean reads no more behind a block at the beginning
-# Code that rests on it compiles, as with sorryAx.
-_STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
+# Code that rests on it compiles, as with sorryAx. A type for each hole tells one from another, or
+# two holes would be equal.
+_STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (hole : Type) (α : Sort u) : α\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,19 +335,21 @@ def draft_trial(
             levels.append([])
     levels[-1].append(tactic)
     draft = Draft()
+    numbers = count(1)
 
     def other(hole: Hole) -> None:
         if not stand_in or hole.form == "unknown":
             draft.add(_SORRY)
         else:
-            draft.add(f"({stand_in} _)" if hole.form == "term" else f"exact ({stand_in} _)")
+            proof = f"({stand_in} ({_type_of(next(numbers))}) _)"
+            draft.add(proof if hole.form == "term" else f"exact {proof}")
 
     opening, closing = _INNER if stand_in else ("", "")
 
     def write(level: int) -> None:
         draft.add(opening)
-        for count, each in enumerate(levels[level]):
-            draft.add("\n;\n" if count else "\n")
+        for place, each in enumerate(levels[level]):
+            draft.add("\n;\n" if place else "\n")
             if each is tactic:
                 draft.trial = draft.fill(
                     each.text, each.holes, lambda number, _: _probe(draft, number, probes or {})
@@ -354,7 +357,9 @@ def draft_trial(
             else:
                 fill_holes(each.text, each.holes, each.opened, level + 1)
         if level < len(outside):
-            draft.add(f"\n;\nexact ({stand_in} _)" * outside[level])
+            for _ in range(outside[level]):
+                draft.add("\n;\n")
+                other(Hole(0, "tactic"))
         draft.add(f"\n{closing}")
 
     def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:
@@ -374,6 +379,12 @@ def draft_trial(
         holes = tuple(replace(hole, offset=hole.offset - end) for hole in holes)
     fill_holes(code, holes, recipe.opened, 0)
     return draft
+
+
+def _type_of(number: int) -> str:
+    """Returns a type for a number, made without any library; each number has another one."""
+    digits = (("Prop", "(Prop → Prop)")[digit == "1"] for digit in f"{number:b}")
+    return " → ".join((*digits, "Prop"))
 
 
 def _probe(draft: Draft, number: int, forms: Mapping[int, Form]) -> None:

@@ -159,8 +159,9 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     recipe = Recipe(Source("f", "x := sorry", find_holes("x := sorry")), 0, (inner,))
     draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a")
     assert draft.text == (
-        '@[extern "lean_sorry", never_extract] axiom _a.{u} (α : Sort u) : α\n'
-        "x := (by {(\nskip\n;\nexact f (_a _) (by {(\nskip\n;\nexact h\n)})\n)})"
+        '@[extern "lean_sorry", never_extract] axiom _a.{u} (hole : Type) (α : Sort u) : α\n'
+        "x := (by {(\nskip\n;\nexact f (_a ((Prop → Prop) → Prop) _) "
+        "(by {(\nskip\n;\nexact h\n)})\n)})"
     )
 
 
@@ -197,8 +198,9 @@ def test_a_stand_in_comes_after_the_imports() -> None:
     code = "import A\nimport B\n\ntheorem t : a := ⟨sorry, sorry⟩"
     recipe = Recipe(Source("f", code, find_holes(code)), 0)
     assert draft_trial(recipe, Tactic("h"), stand_in="_a").text == (
-        'import A\nimport B\n@[extern "lean_sorry", never_extract] axiom _a.{u} (α : Sort u) : α\n'
-        "\n\ntheorem t : a := ⟨(by {(\nskip\n;\nh\n)}), (_a _)⟩"
+        "import A\nimport B\n"
+        '@[extern "lean_sorry", never_extract] axiom _a.{u} (hole : Type) (α : Sort u) : α\n'
+        "\n\ntheorem t : a := ⟨(by {(\nskip\n;\nh\n)}), (_a ((Prop → Prop) → Prop) _)⟩"
     )
 
 
