@@ -221,7 +221,8 @@ class Expressions:
         )
 
     def _levels_in(self, roots: Sequence[int]) -> set[Name]:
-        """Returns the universe parameters in some expressions."""
+        """Returns the universe parameters that some expressions tell; a maximum does not tell its
+        parts."""
         found, seen = set[Name](), set[int]()
         levels: list[int] = []
         for at in self._below(roots):
@@ -237,8 +238,8 @@ class Expressions:
             kind = self._kind(level)
             if kind == LEVEL_PARAM:
                 found.add(self._name(self._word(level, 1)))
-            else:
-                levels += (self._word(level, n) for n in range(1, (kind & 0xFF) + 1))
+            elif kind == LEVEL_SUCC:
+                levels.append(self._word(level, 1))
         return found
 
     def _rigid(self, type_: int, depth: int) -> set[int]:

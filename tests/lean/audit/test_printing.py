@@ -68,6 +68,15 @@ end N
     ]
 
 
+async def test_levels_that_no_argument_tells_are_shown(judges: Judges, lean: Lean) -> None:
+    code = f"""{PRELUDE}
+def Of.{{u, v}} (α : Sort (max (max 1 u) v)) : Prop := True
+theorem a : Of.{{1, 0}} Nat := True.intro
+theorem b : Of.{{0, 1}} Nat := True.intro
+"""
+    assert await stated(judges, lean, code) == {"a": "Of.{1, 0} Nat", "b": "Of.{0, 1} Nat"}
+
+
 @pytest.mark.slow
 async def test_what_the_text_puts_behind_notation_is_shown(judges: Judges, lean: Lean) -> None:
     for binder in ("n", "always"):
