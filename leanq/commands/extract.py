@@ -77,7 +77,12 @@ def extract(
     from leanq.lean.declarations import extract as declarations_of
     from leanq.lean.environment import open_environment
     from leanq.lean.lean_driver import LeanDriver
-    from leanq.lean.rewrites import with_lemmas, with_negation, with_statements
+    from leanq.lean.rewrites import (
+        with_contradiction,
+        with_lemmas,
+        with_negation,
+        with_statements,
+    )
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[LeanDriver]:
@@ -106,7 +111,17 @@ def extract(
                 made = with_lemmas(code, found, reply.sorries, _free_name("sorry_lemma_", code))
             else:
                 chosen = _chosen(found, theorem)
-                made = with_negation(code, chosen, _free_name("negation", code))
+                name = _free_name("negation", code)
+                made = with_negation(code, chosen, name)
+                try:
+                    both = with_contradiction(code, chosen, name)
+                    await declarations_of(driver.opened.lean, request(both))
+                except InvalidRequestError as error:
+                    raise UsageError(
+                        f"Lean prints {chosen.statement!r} for {chosen.name}, and reads that "
+                        "otherwise. Put `set_option pp.numericTypes true` or `set_option "
+                        f"pp.explicit true` in front of it; {error}"
+                    ) from None
             try:
                 after = await declarations_of(driver.opened.lean, request(made))
             except InvalidRequestError as error:

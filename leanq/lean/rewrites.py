@@ -49,8 +49,21 @@ def with_negation(code: str, theorem: Declaration, name: str) -> str:
     if theorem.kind != "theorem" or theorem.statement is None:
         raise UsageError(f"{theorem.name} is no theorem with a statement that can be negated")
     start, _ = _span(code, theorem)
-    universes = f".{{{', '.join(theorem.universes)}}}" if theorem.universes else ""
+    universes = _universes(theorem.universes)
     return f"{code[:start]}theorem {name}{universes} : ({theorem.statement}) → False := sorry\n"
+
+
+def with_contradiction(code: str, theorem: Declaration, name: str) -> str:
+    """Returns the text up to a theorem's end, and ``name``: the theorem contradicts its negation.
+
+    Lean refuses that if it reads the printed statement as another one.
+    """
+    _, end = _span(code, theorem)
+    universes = _universes(theorem.universes)
+    return (
+        f"{code[:end]}\ntheorem {name}{universes} (no : ({theorem.statement}) → False) : False :=\n"
+        f"  no @_root_.{theorem.name}{universes}\n"
+    )
 
 
 def with_lemmas(
@@ -81,7 +94,7 @@ def with_lemmas(
         start, _, owner = min(around, key=lambda each: each[0])
         stated = f"{' '.join(binders)} : {goal}".lstrip()
         levels = [each for each in owner.universes if re.search(rf"\b{re.escape(each)}\b", stated)]
-        universes = f".{{{', '.join(levels)}}}" if levels else ""
+        universes = _universes(levels)
         name = f"{prefix}{number}"
         lemmas.setdefault(start, []).append(f"theorem {name}{universes} {stated} := sorry\n\n")
         call = " ".join((name, *names))
@@ -91,6 +104,10 @@ def with_lemmas(
             code = code[:offset] + fills[offset] + code[offset + len("sorry") :]
         code = code[:offset] + "".join(lemmas.get(offset, ())) + code[offset:]
     return code
+
+
+def _universes(names: Sequence[str]) -> str:
+    return f".{{{', '.join(names)}}}" if names else ""
 
 
 def _stated(sorry: Sorry) -> tuple[list[str], list[str], str]:

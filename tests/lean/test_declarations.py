@@ -212,4 +212,9 @@ def test_the_command(terminal: Terminal) -> None:
     done = ended(terminal.start("extract", bad))
     assert (done.code, done.out) == (2, ""), done
     assert done.err.startswith("leanq: the text does not compile: line 1")
+    number = "def A := Nat\ntheorem t : @OfNat.ofNat A 2 ⟨Nat.zero⟩ = Nat.zero := rfl"
+    for options, code in {"": 2, "set_option pp.explicit true\n": 0}.items():
+        other = terminal.file("other.lean", f"{options}{number}")
+        done = ended(terminal.start("extract", other, "--make", "negation"))
+        assert (done.code, "reads that otherwise" in done.err) == (code, code == 2), done
     assert ended(terminal.start("extract", file, "--theorem", "x")).code == 2
