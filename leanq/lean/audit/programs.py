@@ -20,7 +20,8 @@ There are five ways from a text to a program that runs:
   the text gives its words another meaning (`FIELDS`, `_HEADS`, `_is_literal`);
 - a tactic fills in a missing argument, from a constant of type `Lean.Syntax` that Lean evaluates.
   The tactic in `(h : p := by …)` is fixed, but a text can compute another one. `_WORDS` and
-  `_MAKES_SYNTAX` find the names and the makers of such constants.
+  `_MAKES_SYNTAX` find the names and the makers of such constants. A text need not name the type:
+  it can be that of a library's argument. Then `.node` and its like make it (`_DOTTED_NODE`).
 
 These lists are about Lean's own library. :mod:`leanq.lean.audit.evaluators` finds in compiled files
 which syntax of other libraries evaluates.
@@ -79,6 +80,13 @@ _WORD = re.compile(f"(?:{'|'.join(_WORDS)}){_AFTER}")
 # Lean's functions that make syntax for evaluation. Others make nodes of trees, too: they count only
 # if the text can name what is in the namespace `Lean`.
 _MAKES_SYNTAX = re.compile(rf"mk(?:(?:Null|Group|Optional)?Node|Atom|C?Ident){_AFTER}")
+# The same by the expected type, without the type's name: a node, and a leaf with a word in it. An
+# honest text has both if it writes such constructors of its own without their type.
+_DOT = r"(?<![\w'!?»])\.«?(?:{})»?" + _AFTER
+_DOTTED_NODE = re.compile(_DOT.format(r"node\d?|mkC?App|set(?:Args?|Kind)|modifyArgs?"))
+_DOTTED_LEAF = re.compile(
+    _DOT.format(r"atom|ident|mkC?App|mk(?:Char|Name|Nat|Num|Scientific|Str)?Lit|mkSep")
+)
 # Words that end in a sign, or begin with one: nothing makes another word of them.
 _SIGNS = re.compile(
     r"\#(?:eval|guard|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
@@ -256,6 +264,8 @@ def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
     for pattern in (*patterns, _OPTIONS, _SIGNS):
         if match := pattern.search(code):
             return match[0]
+    if (leaf := _DOTTED_LEAF.search(code)) and _DOTTED_NODE.search(code):
+        return leaf[0]
     return (
         _of_libraries(code, found)
         or _attribute(code, found.attributes)

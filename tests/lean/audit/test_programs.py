@@ -134,6 +134,11 @@ RUNNING = [
     "def g := match f._auto_1 with | .node i k a => .node i (h k) a | s => s",
     "open Lean\ndef g := mkNullNode #[mkAtom x]",
     'def Lean.ParserDescr.symbol := f\nnotation "x" => 1',
+    # The same without the type's name, which is that of a library's argument.
+    'def g := un (@Array.set Nat #[] 0 0) (.node .none k #[.atom .none "trivial"])',
+    "def g := un h (.«node» .none k #[ .«ident» .none s n []])",
+    "def g := un h (.mkCApp n #[])",
+    "def g := un h (.setArgs (.missing) #[.mkNameLit n])",
 ]
 
 HONEST = [
@@ -173,6 +178,8 @@ HONEST = [
     "structure A where a : Nat deriving Repr, DecidableEq",
     "import Lean.Elab",
     "#check f\n#print axioms f\n#reduce f",
+    "def Tree.size : Tree → Nat | .leaf => 0 | .node l r => l.size + r.size",
+    'def f : Sexp → Sexp | Sexp.atom a => Sexp.node [Sexp.atom a] | s => s.node.ident',
     "def elaborate := 1",
     "theorem syntactic : p := h",
     "def mkNode (l r : Tree) := Tree.node l r\ntheorem mkNode_size : p := h",
