@@ -71,6 +71,12 @@ worker_options = options.combined(
         "the filter of system calls.",
     ),
     click.option(
+        "--judge-alone",
+        is_flag=True,
+        help="Judge each file in a process of its own; else up to eight files of one tenant follow "
+        "one another in one.",
+    ),
+    click.option(
         "--no-fork-server",
         is_flag=True,
         help="Start Lean anew for each text, instead of forking a process that has imported its "
@@ -173,6 +179,7 @@ def make_worker(
     trust_steps: bool = False,
     require_walls: bool = False,
     no_fork_server: bool = False,
+    judge_alone: bool = False,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -211,6 +218,7 @@ def make_worker(
         "cache": machine_cache(settings),
         "hidden": _server_folder(settings),
         "nice": nice,
+        "judge_alone": judge_alone,
     }
     forks = None if no_fork_server else ForkRules(compare_every=settings.compare_every)
     drivers: list[Driver] = []

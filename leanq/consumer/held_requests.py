@@ -286,7 +286,7 @@ class HeldRequests:
         driver = self._drivers.get(job.environment)
         if driver is None:
             return Reply(error=f"worker {self._worker} does not serve {job.environment!r}")
-        return await driver.run(request)
+        return await driver.run(replace(request, tenant=job.tenant))
 
     def _settlement(self, job: Job, ran_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")

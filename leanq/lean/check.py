@@ -209,8 +209,8 @@ class Compilation:
         return replace(reply, audit_s=reply.audit_s + time.monotonic() - started)
 
     async def _judgement(self, judges: Judges, file: Parts) -> Judgement:
-        limits = limits_of(self._request)
-        order: dict[str, Any] = {"ending": self._ended.name}
+        limits, tenant = limits_of(self._request), self._request.tenant
+        order: dict[str, Any] = {"ending": self._ended.name, "tenant": tenant}
         if self._target is not None:
             order |= self._target.order() | {"allowed": self._request.allow_axioms}
             return await judges.verify(self._header, self._target.file, file, order, limits)
@@ -221,7 +221,7 @@ class Compilation:
                 "probe_name": examples.probe_name,
             }
             return await judges.examples(self._header, file, self._named, order, limits)
-        return await judges.judge(self._header, file, self._ended.name, limits)
+        return await judges.judge(self._header, file, self._ended.name, limits, tenant)
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
         if found.limit:

@@ -91,6 +91,7 @@ class LeanDriver:
         nice: niceness of the Lean processes.
         prefixes: when a source is worth a process behind its prefix, or a snapshot.
         forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None for never.
+        judge_alone: whether each file is judged in a process of its own.
     """
 
     gives_infotrees = False
@@ -105,6 +106,7 @@ class LeanDriver:
         nice: int = 0,
         prefixes: PrefixRules = _PREFIX_RULES,
         forks: ForkRules | None = _FORK_RULES,
+        judge_alone: bool = False,
     ) -> None:
         self._open_environment = open_environment
         self._slots = slots
@@ -114,6 +116,7 @@ class LeanDriver:
         self._nice = nice
         self._prefix_rules = prefixes
         self._forks = forks
+        self._judge_alone = judge_alone
         self.opened = self._open(open_environment())
         self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
@@ -276,7 +279,13 @@ class LeanDriver:
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
-        judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
+        judges = Judges(
+            environment,
+            slots=self._slots,
+            hidden=self._hidden,
+            nice=self._nice,
+            alone=self._judge_alone,
+        )
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._prefix_rules)
         targets = Targets(lean, self._cache)
         trials = Trials(lean, auditor, prefixes, targets)

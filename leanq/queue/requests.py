@@ -158,6 +158,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         trust_programs: whether the caller vouches for a text that runs programs of its own.
         traceparent: the caller's trace context as W3C writes it, for the worker's log.
         infotree: which nodes of the text's infotree the reply should have (check); "" for none.
+        tenant: whose request it is; the worker sets it, whatever the client sent.
     """
 
     op: Operation
@@ -178,6 +179,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     trust_programs: bool = False
     scratch_mb: int = _SCRATCH_MB
     infotree: Infotree | Literal[""] = ""
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):

@@ -132,7 +132,7 @@ class Job(Struct, frozen=True):
         body: the request's bytes; None if the server has lost them.
         isolated: nothing may run beside it on this worker.
         detached_bytes: the body's size, if it lay apart from the record.
-        digest: the digest of its :class:`Submission`.
+        tenant, digest: those of its :class:`Submission`.
     """
 
     request_id: str
@@ -143,6 +143,7 @@ class Job(Struct, frozen=True):
     body: bytes | None
     isolated: bool
     detached_bytes: int = 0
+    tenant: str = ""
     digest: str = ""
 
 
@@ -316,20 +317,19 @@ def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ..
 
 def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
     kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
-    begin = end = before = record.index(0, _RECORD.size)
-    for _ in range(_RECORD_TEXTS - 1):
-        before, end = end, record.index(0, end + 1)
-    body = record[end + 1 :]
+    *texts, body = record[_RECORD.size :].split(b"\0", _RECORD_TEXTS)
+    environment, *_, tenant, digest = (text.decode(errors="replace") for text in texts)
     return Job(
         request_id.decode(errors="replace"),
-        record[_RECORD.size : begin].decode(errors="replace"),
+        environment,
         token,
         attempts + 1,
         (now_ms - submitted_ms) / 1000,
         body if kind == _WHOLE else None,
         isolated,
         0 if kind == _WHOLE else int(body),
-        record[before + 1 : end].decode(errors="replace"),
+        tenant,
+        digest,
     )
 
 

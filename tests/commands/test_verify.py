@@ -78,7 +78,8 @@ def test_what_is_asked(place: Terminal, settings: Settings) -> None:
     assert request.trust_programs
     (other,) = ask_all(place, settings, "--theorem", "A.t", "--theorem", "u", good)
     assert other == replace(
-        *(Request("verify", code=GOOD, theorems=("A.t", "u")),), wall_s=other.wall_s
+        *(Request("verify", code=GOOD, theorems=("A.t", "u"), tenant="default"),),
+        wall_s=other.wall_s,
     )
 
 

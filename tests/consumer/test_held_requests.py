@@ -31,9 +31,11 @@ class Driver(EchoDriver):
         self.gate = asyncio.Event()
         self.tasks: dict[bytes, asyncio.Task[object] | None] = {}
         self.logged: dict[bytes, logs.About | None] = {}
+        self.tenants: dict[bytes, str] = {}
 
     async def run(self, request: Request) -> Reply:
         self.tasks[request.payload] = asyncio.current_task()
+        self.tenants[request.payload] = request.tenant
         await self.work(request.payload)
         self.logged[request.payload] = logs.ABOUT.get()
         return Reply(payload=request.payload)
@@ -103,6 +105,16 @@ async def test_requests_that_wait_for_nothing_share_a_task(
         requests.start(job(payload))
     await until_settled(requests, payloads)
     assert len(set(driver.tasks.values())) == 1
+
+
+async def test_the_record_says_whose_a_request_is_whatever_its_body_says(
+    requests: HeldRequests, driver: Driver
+) -> None:
+    for payload, tenant in ((b"1", "alice"), (b"2", "")):
+        body = pack_request(Request("echo", payload=payload, tenant="mallory"))
+        requests.start(replace(job(payload), body=body, tenant=tenant))
+    await until_settled(requests, [b"1", b"2"])
+    assert driver.tenants == {b"1": "alice", b"2": ""}
 
 
 async def test_requests_that_wait_run_side_by_side(

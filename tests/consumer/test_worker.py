@@ -101,6 +101,27 @@ async def test_a_worker_serves_several_environments(
     assert sorted(two.started) == sorted(b"%d" % n for n in range(1, 20, 2))
 
 
+async def test_each_request_comes_with_its_tenant(settings: Settings) -> None:
+    class Tenants(Recorder):
+        tenants: list[str]
+
+        async def run(self, request: Request) -> Reply:
+            self.tenants.append(request.tenant)
+            return await super().run(request)
+
+    driver = Tenants()
+    driver.tenants = []
+    async with (
+        working(settings, driver, slots=1),
+        AsyncLeanQClient(settings, tenant="alice") as alice,
+        AsyncLeanQClient(settings) as nobody,
+    ):
+        # The first of each comes by a claim, and the next ones with the settlement before them.
+        await asyncio.gather(*(alice.echo(b"%d" % n) for n in range(20)))
+        await asyncio.gather(*(nobody.echo(b"%d" % n) for n in range(20)))
+    assert driver.tenants == ["alice"] * 20 + ["default"] * 20
+
+
 async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent: Settings) -> None:
     driver = Recorder()
     await queue.submit("client", [submission("0-quarantined", echo_body(b"held quarantined"))])

@@ -32,6 +32,7 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
 _AT_ONCE, _SLOTS = 2, 4  # so that the processes of both headers stay
+_TENANTS = ("alice", "alice", "bob")
 _LIMITS = Limits(cpu_s=10.0, wall_s=120.0, memory_bytes=1 << 30)
 TEXTS = {
     "trees": f"""{PRELUDE}
@@ -222,8 +223,9 @@ async def storm(
                 else:
                     data = mutated(sample, kind, rng)
                 started = time.monotonic()
+                tenant = rng.choice(_TENANTS)
                 found = await judges.judge(
-                    split_header(sample.header), [data], sample.ending, _LIMITS
+                    split_header(sample.header), [data], sample.ending, _LIMITS, tenant
                 )
                 tally.slowest_s = max(tally.slowest_s, time.monotonic() - started)
                 _note(tally, f"{seed} {number}", kind, found, data, explainers[sample.name])

@@ -94,6 +94,11 @@ class Elaborator:
         retain(self._kernel.env)
         self._env = self._inside(int(self._elaborated(self._kernel.env)))
 
+    def end(self) -> bool:
+        """Forgets that; returns False once Lean has threads here, which no other file may meet."""
+        self._env = 0
+        return self._declared is None
+
     def options(self, values: Mapping[str, int | bool]) -> int:
         """Returns Lean's options with these values."""
         found = self._kernel.no_options

@@ -31,15 +31,12 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
-import select
-import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from leanq.errors import AuditError
 from leanq.lean.audit.elaborator import Elaborator
@@ -52,11 +49,12 @@ from leanq.lean.audit.judge import (
     check_reserved,
     hidden_names,
 )
+from leanq.lean.audit.judge_forks import Forks, Memory, read_files, write
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
 from leanq.lean.audit.known_names import unsettled
 from leanq.lean.audit.layouts import Damaged, UnknownLayout
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
-from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
+from leanq.lean.audit.printing import Printer
 from leanq.lean.audit.statement import compare, is_leans_own
 from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, survey
 from leanq.lean.examples import NAME
@@ -66,9 +64,6 @@ _MAX_THEOREMS = 1000
 _NATIVE_REDUCTION = frozenset({("Lean", "reduceBool"), ("Lean", "reduceNat")})
 _POWERS = frozenset({"pow", "hPow", "npow"})
 _MAX_EXPONENT = 1 << 24
-# The time between two looks at a child; what it takes in between has to fit into the worker's
-# margin.
-_LOOK_MS = 20
 
 
 class _Bench:
@@ -252,6 +247,14 @@ class _Bench:
         if self._printer is not None:
             yield from self._printer.statements(map(tuple, theorems))
 
+    def start_anew(self) -> bool:
+        """Forgets the last file; returns False if another one needs a new process."""
+        self._printer = None
+        if self.kernel is None or (self._elaborator is not None and not self._elaborator.end()):
+            return False
+        self.kernel.start_anew()
+        return True
+
     def _hidden_names(self, kernel: Kernel, constants: Collection[Name]) -> list[Name]:
         return hidden_names(kernel, constants, lambda: kernel.visible(self.modules))
 
@@ -367,128 +370,6 @@ def _damaged(why: str) -> dict[str, Any]:
     return {"rule": "kernel_refused", "text": text}
 
 
-def _forked(
-    bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]], answers: int
-) -> str:
-    """Returns the line with a child's answer, or the limit that ended it, and what it used."""
-    memory = _Memory.of("self")  # here, since each page that a child touches costs it microseconds
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(0)
-            os.close(answers)
-            _limit(order, memory.mapped_bytes)
-            answer = bench.answer(order, files)
-            _write(write, json.dumps(answer).encode() + b"\n")
-            end_when_it_takes_too_long()
-            for each in bench.statements(answer.get("theorems", ())):
-                _write(write, json.dumps(each).encode() + b"\n")
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    said, is_full = _watched(pid, read, memory.anonymous_bytes + int(order["memory_bytes"]))
-    _, status, used = os.wait4(pid, 0)
-    # The last line is complete, or empty; what ends the child after its answer does not matter.
-    lines = said.decode().split("\n")[:-1]
-    if not lines:
-        lines = [json.dumps({"limit": _limit_in_words(order, status, is_full)})]
-    told = {
-        "statements": _texts(lines[1:]),
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "peak_bytes": used.ru_maxrss << 10,
-    }
-    return f'{{"answer": {lines[0]}, {json.dumps(told)[1:]}\n'
-
-
-def _texts(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of JSON that are texts: what Lean prints with must not decide on the
-    rest."""
-    found = []
-    for line in lines:
-        try:
-            text = json.loads(line)
-        except ValueError:
-            break
-        found.append(text if isinstance(text, str) else "")
-    return found
-
-
-def _limit_in_words(order: dict[str, Any], status: int, is_full: bool) -> str:
-    """Returns what ended a child before it said anything."""
-    if is_full:
-        return f"it takes more than {order['memory_bytes'] >> 20} MB of memory"
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-        return f"it takes more than {order['cpu_s']} s of CPU time"
-    return f"its process died (exit code {os.waitstatus_to_exitcode(status)})"
-
-
-def _watched(pid: int, read: int, most_bytes: int) -> tuple[bytes, bool]:
-    """Returns a child's output until it ends, and whether it was ended for its memory.
-
-    Lean's allocator reserves gigabytes of address space at its start, so no limit of the kernel's
-    tells what is used.
-    """
-    poll = select.poll()
-    poll.register(read, select.POLLIN)
-    pieces: list[bytes] = []
-    is_full = False
-    with open(read, "rb", buffering=0) as pipe:
-        while True:
-            if poll.poll(_LOOK_MS):
-                if not (piece := pipe.read(1 << 16)):
-                    return b"".join(pieces), is_full
-                pieces.append(piece)
-            elif _Memory.of(str(pid)).anonymous_bytes > most_bytes:
-                is_full = True
-                os.kill(pid, signal.SIGKILL)
-
-
-def _limit(order: dict[str, Any], mapped_bytes: int) -> None:
-    """Sets this process's limits; the sandbox has somewhat higher ones around them."""
-    cpu_s = int(order["cpu_s"])
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    # Memory that is reserved already is used first. This stops what the parent would see too late.
-    if mapped_bytes:
-        limit = mapped_bytes + int(order["memory_bytes"])
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-class _Memory(NamedTuple):
-    """The memory of a process; zeros if /proc is hidden, and the sandbox alone counts."""
-
-    mapped_bytes: int
-    anonymous_bytes: int
-    """Resident memory that belongs to no file."""
-
-    @classmethod
-    def of(cls, process: str) -> _Memory:
-        """Returns a process's memory at this moment."""
-        try:
-            text = Path(f"/proc/{process}/statm").read_text()
-        except OSError:
-            return cls(0, 0)
-        mapped, resident, of_files = (
-            int(each) * resource.getpagesize() for each in text.split()[:3]
-        )
-        return cls(mapped, resident - of_files)
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        sys.exit(0)  # the worker has gone
-    return data
-
-
 def main() -> None:
     """Answers until standard input ends."""
     sys.set_int_max_str_digits(0)
@@ -501,10 +382,10 @@ def main() -> None:
     ready = {
         "ready": bench.unavailable,
         "version": bench.kernel.version if bench.kernel else "",
-        "held_bytes": _Memory.of("self").anonymous_bytes,
+        "held_bytes": Memory.of("self").anonymous_bytes,
     }
-    _write(answers, json.dumps(ready).encode() + b"\n")
+    write(answers, json.dumps(ready).encode() + b"\n")
+    forks = Forks(bench, (0, answers))
     while line := stream.readline():
         order = json.loads(line)
-        files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]
-        _write(answers, _forked(bench, order, files, answers).encode())
+        write(answers, forks.answer(order, read_files(stream, order)).encode())

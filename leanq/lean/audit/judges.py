@@ -66,7 +66,8 @@ class Judgement:
         nodes: how many expressions were rebuilt.
         kernel: the version of the Lean whose kernel judged; None where none did.
         cpu_s: CPU seconds that judging took.
-        peak_bytes: the most memory that the judge's child held, Lean's library and header included.
+        peak_bytes: the most memory that the judge's fork has held so far, Lean's library and header
+            included.
     """
 
     proved: bool = False
@@ -105,6 +106,8 @@ class Judges:
         hidden: folders to hide from a process, if the machine can.
         nice: niceness of the processes.
         prints: whether they print statements.
+        alone: whether each file is judged in a process of its own; otherwise a few files of one
+            tenant follow one another in one process.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Judges:
         hidden: Sequence[Path] = (),
         nice: int = 0,
         prints: bool = True,
+        alone: bool = False,
     ) -> None:
         self._environment = environment
         self._lean = lean = judge_lean(environment.toolchain)
@@ -124,7 +128,7 @@ class Judges:
         self._slots = slots
         self._idle: list[_JudgeProcess] = []
         self._closed = False
-        self._prints = prints
+        self._prints, self._alone = prints, alone
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
 
@@ -182,14 +186,23 @@ class Judges:
         await asyncio.gather(*(each.close() for each in idle))
 
     async def judge(
-        self, header: Header, file: Parts, ending: Sequence[str], limits: Limits
+        self,
+        header: Header,
+        file: Parts,
+        ending: Sequence[str],
+        limits: Limits,
+        tenant: str | None = None,
     ) -> Judgement:
         """Judges whether the file compiled from a text with this header is proved.
+
+        Args:
+            tenant: whose file it is; None: no other file is judged in its process.
 
         Raises:
             SandboxError: this machine failed.
         """
-        return await self._ask(header, [file], {"op": "judge", "ending": ending}, limits)
+        order = {"op": "judge", "ending": ending, "tenant": tenant}
+        return await self._ask(header, [file], order, limits)
 
     async def examples(
         self,
@@ -238,6 +251,8 @@ class Judges:
     async def _ask(
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
+        if self._alone:
+            order = {**order, "tenant": None}
         unavailable = await self.unavailable()
         if not unavailable and self._found_libraries() != self._libraries:
             unavailable = "Lean's library is another one than its self-test was run with"
@@ -505,6 +520,7 @@ class _JudgeProcess:
         self.usable = False
         process = self._process
         frame = {
+            "tenant": None,
             **order,
             "sizes": [[len(part) for part in parts] for parts in files],
             "cpu_s": math.ceil(limits.cpu_s),

@@ -402,6 +402,8 @@ class Kernel(Objects):
     def start_anew(self) -> None:
         """Forgets all that was added behind the header."""
         self.env, self.added = self._header, []
+        # Lean may free a name, and make another one in its place.
+        self._read_names = {}
 
     def visible(self, modules: Iterable[tuple[str, ...]]) -> int:
         """Returns an environment of the modules as a module that imports them sees them.

@@ -84,11 +84,19 @@ class ReplDriver(LeanDriver):
         cache: SnapshotCache | None = None,
         hidden: Sequence[Path] = (),
         nice: int = 0,
+        judge_alone: bool = False,
     ) -> None:
         self._command = command
         self._rules = rules
         self._trust_steps = trust_steps
-        super().__init__(open_environment, slots=slots, cache=cache, hidden=hidden, nice=nice)
+        super().__init__(
+            open_environment,
+            slots=slots,
+            cache=cache,
+            hidden=hidden,
+            nice=nice,
+            judge_alone=judge_alone,
+        )
 
     @property
     def about(self) -> Mapping[str, object]:
