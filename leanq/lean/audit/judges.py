@@ -275,7 +275,7 @@ class Judges:
             memory_bytes=max(limits.memory_bytes, _LEAST_MEMORY_BYTES),
         )
         async with self._free:
-            process = await self._take(imports, without_kernel)
+            process = await self._take(imports, without_kernel, order.get("tenant"))
             done = False
             try:
                 found = await process.ask(order, files, limits)
@@ -284,12 +284,15 @@ class Judges:
                 if not done or self._closed or not process.usable:
                     await process.close()
                 else:
-                    self._idle.append(process)
+                    self._idle.insert(0, process)
         return found
 
-    async def _take(self, imports: _Imports, without_kernel: bool) -> _JudgeProcess:
-        """Returns an idle process with this header, else a new one in another's place."""
-        for process in reversed(self._idle):
+    async def _take(
+        self, imports: _Imports, without_kernel: bool, tenant: str | None
+    ) -> _JudgeProcess:
+        """Returns an idle process with this header, if possible one that has judged for this
+        tenant; else a new one in another's place."""
+        for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
             if process.serves == (imports, without_kernel):
                 self._idle.remove(process)
                 if process.usable:
@@ -297,7 +300,7 @@ class Judges:
                 await process.close()
                 break
         if len(self._idle) >= self._slots:
-            await self._idle.pop(0).close()
+            await self._idle.pop().close()
         process = await self._start(imports, without_kernel)
         if not process.usable and self._prints:
             log.warning(
@@ -445,6 +448,7 @@ class _JudgeProcess:
             if it shall serve no second file.
         unavailable: why it has no kernel, "" if it has one.
         usable: whether it can be asked again.
+        tenant: whose file it has judged last, if others of this tenant may follow.
         version: its kernel's Lean.
     """
 
@@ -453,6 +457,7 @@ class _JudgeProcess:
         self.serves: tuple[_Imports, bool] | None = serves
         self.unavailable = ""
         self.usable = False
+        self.tenant: str | None = None
         self.version = ""
         self._sandbox, self._process = sandbox, process
         self._unread = b""
@@ -518,6 +523,7 @@ class _JudgeProcess:
         if not self.usable:
             return Judgement(unavailable=self.unavailable)
         self.usable = False
+        self.tenant = order.get("tenant")
         process = self._process
         frame = {
             "tenant": None,
