@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -290,3 +291,19 @@ async def test_a_further_file_gets_all_of_its_time() -> None:
     assert found[1]["cpu_s"] > 5.0
     quick = {**slow, "spins_s": 0.5}
     assert [each["answer"]["number"] for each in forked([first, quick, first])] == [1, 2, 3]
+
+
+async def test_tenants_that_take_turns_keep_their_forks(
+    core: Environment, files: dict[str, Ask]
+) -> None:
+    judges = Judges(core, slots=2)
+    try:
+        # Each starts a process, since the other one's is busy.
+        await asyncio.gather(*(files["swap"](judges, tenant) for tenant in ("alice", "bob")))
+        seen = [{*forks()}]
+        for tenant in ("alice", "bob", "alice", "bob"):
+            assert (await files["own"](judges, tenant)).proved
+            seen.append({*forks()})
+        assert seen == seen[:1] * 5
+    finally:
+        await judges.close()
