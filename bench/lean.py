@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from places import (
     worker,
     xargs,
 )
-from processes import Run, cpu_s, process
+from processes import Run, cpu_by_role_s, cpu_s, process
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer
@@ -55,6 +55,17 @@ _FIGURES = {
     "throughput": (f"throughput of {_SLOTS} slots / of `xargs`", "{:.3f}", ""),
     "cpu": ("CPU time of all that runs / of `xargs`", "{:.3f}", ""),
     "worker_ms": ("CPU time of worker, supervisors and Lean, per file", "{:.1f} ms", ""),
+    **{
+        f"of_{role}_ms": (f"of it {title}, per file", "{:.1f} ms", "")
+        for role, title in {
+            "worker": "the worker itself",
+            "supervisor": "the supervisors",
+            "zygote": "what Lean is forked from",
+            "Lean": "Lean",
+            "judge_process": "the judge",
+            "judge's forks": "the judge's forks",
+        }.items()
+    },
     "server_ms": ("CPU time of the server, per file", "{:.2f} ms", ""),
     "client_ms": ("CPU time of the client, per file", "{:.2f} ms", ""),
     "plain": ("one file at a time, plain Lean, median", "{:.1f} ms", ""),
@@ -97,9 +108,9 @@ class Fleet:
     worker_pid: int
     judges: bool
 
-    def cpu_s(self) -> tuple[float, float]:
-        """Returns the CPU seconds of the worker with all below it, and of the server."""
-        return cpu_s(self.worker_pid), cpu_s(self.server_pid)
+    def cpu_s(self) -> tuple[Counter[str], float]:
+        """Returns the CPU seconds of the worker with all below it, by role, and of the server."""
+        return cpu_by_role_s(self.worker_pid), cpu_s(self.server_pid)
 
 
 def main() -> None:
@@ -234,7 +245,7 @@ def measure_round(
     figures: _Figures, place: Place, fleet: Fleet, names: list[str], *, backwards: bool
 ) -> None:
     """Runs all files both ways."""
-    before = after = (0.0, 0.0)
+    before = after = Counter[str](), 0.0
     runs: dict[str, Run] = {}
     for name in ("leanq", "xargs") if backwards else ("xargs", "leanq"):
         if name == "xargs":
@@ -244,7 +255,8 @@ def measure_round(
             runs[name] = asyncio.run(through_leanq(place, fleet, names))
             after = fleet.cpu_s()
     base, ours = runs["xargs"], runs["leanq"]
-    worker_s, server_s = (b - a for a, b in zip(before, after, strict=True))
+    by_role_s, server_s = after[0] - before[0], after[1] - before[1]
+    worker_s = by_role_s.total()
     total_s = worker_s + server_s + ours.cpu_s
     figures["xargs_ms"].append(1000 * base.wall_s / len(names))
     figures["xargs_cpu_ms"].append(1000 * base.cpu_s / len(names))
@@ -252,6 +264,8 @@ def measure_round(
     figures["throughput"].append(base.wall_s / ours.wall_s)
     figures["cpu"].append(total_s / base.cpu_s)
     figures["worker_ms"].append(1000 * worker_s / len(names))
+    for role, each_s in by_role_s.items():
+        figures[f"of_{role}_ms"].append(1000 * each_s / len(names))
     figures["server_ms"].append(1000 * server_s / len(names))
     figures["client_ms"].append(1000 * ours.cpu_s / len(names))
 

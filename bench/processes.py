@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# What stands in their commands.
+_ROLES = ("supervisor", "judge_process", "zygote")
 
 
 class Run(NamedTuple):
@@ -68,12 +71,41 @@ def process(
 
 def cpu_s(pid: int) -> float:
     """Returns the CPU seconds of a process and all below it, ended ones too; 0 if it has ended."""
+    return sum(_used_s(pid)) + sum(map(cpu_s, children(pid)))
+
+
+def cpu_by_role_s(worker: int) -> Counter[str]:
+    """Returns the CPU seconds of a worker, its supervisors, judge, zygotes and Lean, without those
+    of processes that end meanwhile."""
+    found: Counter[str] = Counter()
+    found["worker"], _ = _used_s(worker)
+    for child in children(worker):
+        _add_roles(found, child, "")
+    return found
+
+
+def _add_roles(found: Counter[str], pid: int, parent: str) -> None:
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        role = next((each for each in _ROLES if each.encode() in command), "Lean")
+        # A fork has its parent's command.
+        forked = {"judge_process": "judge's forks", "zygote": "Lean"}
+        below = forked.get(role, "Lean")
+        own_s, ended_s = _used_s(pid)
+        found[below if role == parent and role in forked else role] += own_s
+        found[below] += ended_s
+        for child in children(pid):
+            _add_roles(found, child, role)
+
+
+def _used_s(pid: int) -> tuple[float, float]:
+    """Returns the CPU seconds of a process, and of its ended children; zeros if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    ticks = sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:15]))
-    return ticks / _TICKS_PER_S + sum(map(cpu_s, children(pid)))
+        return 0.0, 0.0
+    own, own_system, ended, ended_system = map(int, stat[stat.rindex(")") + 2 :].split()[11:15])
+    return (own + own_system) / _TICKS_PER_S, (ended + ended_system) / _TICKS_PER_S
 
 
 def descendants(pid: int) -> Iterator[int]:
