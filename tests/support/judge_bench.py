@@ -21,6 +21,7 @@ class CountingBench:
     def __init__(self) -> None:
         self._number = 0
         self._kind = ""
+        self._prints_s = 0.0
 
     def answer(self, order: dict[str, Any], files: Files) -> dict[str, Any]:
         """Returns the file's number in its process, and the file."""
@@ -28,10 +29,8 @@ class CountingBench:
         self._kind = order["kind"]
         if self._kind == "dies":
             os._exit(3)
-        if self._kind == "is slow":
-            end_s = time.process_time() + order["spins_s"]
-            while time.process_time() < end_s:
-                pass
+        self._prints_s = order.get("prints_s", 0.0)
+        spin(order.get("spins_s", 0.0))
         [[file]] = files
         if self._kind == "refuses":
             return {"rule": "kernel_refused", "number": self._number, "file": file.decode()}
@@ -47,6 +46,7 @@ class CountingBench:
     def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
         """Yields the theorems."""
         for each in theorems:
+            spin(self._prints_s)
             yield str(each)
             if self._kind == "dies as it prints":
                 os._exit(4)
@@ -54,6 +54,13 @@ class CountingBench:
     def start_anew(self) -> bool:
         """Returns False where a real bench has threads."""
         return self._kind != "has threads"
+
+
+def spin(cpu_s: float) -> None:
+    """Uses so much CPU time."""
+    end_s = time.process_time() + cpu_s
+    while time.process_time() < end_s:
+        pass
 
 
 def main() -> None:

@@ -204,6 +204,8 @@ class _Serving:
             if number and not is_clean:
                 os._exit(0)
             write(self._said, json.dumps(answer).encode() + b"\n")
+            # No other fork prints the statements if this one ends.
+            _limit_cpu(int(order["cpu_s"]))
             end_when_it_takes_too_long()
             for each in self._bench.statements(answer.get("theorems", ())):
                 write(self._said, json.dumps(each).encode() + b"\n")
@@ -228,11 +230,7 @@ class _Serving:
     def _limit(order: dict[str, Any], mapped_bytes: int, *, is_further: bool) -> None:
         """Sets this process's limits; the sandbox has somewhat higher ones around them."""
         cpu_s = int(order["cpu_s"])
-        if is_further:
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            cpu_s = int(used.ru_utime + used.ru_stime) + 1 + min(cpu_s, _FURTHER_CPU_S)
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, hard))
+        _limit_cpu(1 + min(cpu_s, _FURTHER_CPU_S) if is_further else cpu_s)
         # Memory that is reserved already is used first. This stops what the parent would see too
         # late.
         if mapped_bytes:
@@ -240,6 +238,13 @@ class _Serving:
             resource.setrlimit(
                 resource.RLIMIT_AS, (mapped_bytes + int(order["memory_bytes"]), hard)
             )
+
+
+def _limit_cpu(cpu_s: int) -> None:
+    """Sets this process's limit to so much more than it has used in whole seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))
 
 
 def _is_whole(said: bytes | bytearray) -> bool:

@@ -284,13 +284,23 @@ async def test_forks_do_as_their_model(orders: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 async def test_a_further_file_gets_all_of_its_time() -> None:
     first = {"tenant": "alice", "kind": "goes on", "file": ""}
-    slow = {**first, "kind": "is slow", "spins_s": 4.0}
+    slow = {**first, "spins_s": 4.0}
     found = forked([first, slow, first])
     assert [each["answer"]["number"] for each in found] == [1, 1, 1]
     # Both attempts count.
     assert found[1]["cpu_s"] > 5.0
     quick = {**slow, "spins_s": 0.5}
     assert [each["answer"]["number"] for each in forked([first, quick, first])] == [1, 2, 3]
+
+
+@pytest.mark.slow
+async def test_a_further_files_printing_gets_all_of_its_time() -> None:
+    first = {"tenant": "alice", "kind": "goes on", "file": ""}
+    # Alone, both statements are printed, within a second.
+    slow = {**first, "spins_s": 2.5, "prints_s": 0.4}
+    found = forked([first, slow])
+    assert [each["answer"]["number"] for each in found] == [1, 2]
+    assert [each["statements"] for each in found] == [["a", "b"]] * 2
 
 
 async def test_tenants_that_take_turns_keep_their_forks(
