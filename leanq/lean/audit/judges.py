@@ -367,7 +367,7 @@ class Judges:
 
     def _state(self) -> tuple[str, ...]:
         """Returns what else the self-test's pass depends on."""
-        return () if self._images is None else (self._images.state,)
+        return () if self._images is None else (self._images.library_state(),)
 
     async def _tested(self) -> str:
         honest = await self._compiled(HONEST)

@@ -2,7 +2,8 @@
 
 Each module is transcribed once (:mod:`leanq.lean.audit.transcriber`) and kept under the hash of its
 content. For each state of an environment's files there is a folder of hard links to these images.
-It fills as headers need more modules; `KernelImages.prepare_all` fills it at once. ::
+It begins with what the last one has of modules that are the same, and fills as headers need more;
+`KernelImages.prepare_all` fills it at once. ::
 
     kernel-images/KEY/                KEY: the judge's Lean, and the code that transcribes
       store/AB/DIGEST.olean           the image of a module
@@ -31,6 +32,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +40,7 @@ from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Image, Name
 from leanq.lean.audit.judge_lean import JudgeLean
 from leanq.lean.audit.layouts import Damaged, header
-from leanq.lean.audit.olean import display, find_module, read_bytes
+from leanq.lean.audit.olean import display, find_folder, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
@@ -81,6 +83,8 @@ class _Fact(NamedTuple):
     known: tuple[str, ...]
     """The names that the kernel knows among those that it declares."""
     image_bytes: int
+    digest: str
+    """Names the image; the hash of the module's parts, and of what was added to it."""
 
 
 class KernelImages:
@@ -99,14 +103,25 @@ class KernelImages:
         self._lock = threading.Lock()
         self._facts: dict[Name, _Fact] = {}
         self._files: dict[str, File] = {}
+        self._paths: dict[Name, str] = {}
+        self._content: Mapping[str, str] = {}
+        self._folders: set[Path] = set()
         self._view: Path | None = None
         self._homes: dict[str, Name] = {}
 
-    @property
-    def state(self) -> str:
-        """A name of the files that the images were made from, and of the judge's Lean."""
-        view = self._opened()
-        return f"{view.parents[1].name}/{view.name}"
+    def library_state(self) -> str:
+        """Returns a name of what the library's modules declare, and of the judge's Lean; makes
+        their images if they are missing.
+
+        Raises:
+            AuditError: as `prepare` does.
+        """
+        with self._lock:
+            view = self._opened()
+            self._homes = self._library_homes(view)
+            closure = self._closure(view, _library(self._environment))
+            made = sorted((display(each), self._facts[each].digest) for each in closure)
+            return f"{view.parents[1].name}/{hash_bytes(repr(made).encode()).hex()[:32]}"
 
     def prepare(self, modules: Sequence[Name]) -> Prepared:
         """Returns the images of these modules and of all that they import; makes those that are
@@ -135,24 +150,27 @@ class KernelImages:
         with self._lock:
             view = self._opened()
             self._homes = self._library_homes(view)
-            faults = self._make(view, [*self._modules()])
+            faults = self._make(view, [*self._paths])
             return self._prepared(view, [*self._facts]), faults
 
     def _prepared(self, view: Path, modules: Sequence[Name]) -> Prepared:
         constants = sum(self._facts[module].constants for module in modules)
-        with self._path(_library(self._environment)[0]).open("rb") as file:
+        with open(self._path(_library(self._environment)[0]), "rb") as file:
             start = file.read(64)
         layout = f"files of Lean {header(start).lean or '4.9 to 4.13'} (layout {start[5]})"
         return Prepared(view, len(modules), constants, layout)
 
-    def _modules(self) -> Iterator[Name]:
-        """Yields the modules of the environment, by the folders' files."""
-        for folder in self._environment.folders():
+    def _found(self) -> Iterator[tuple[Name, str]]:
+        """Yields each module with its file, as Lean finds it."""
+        folders = self._environment.folders()
+        decides = cache(lambda first: find_folder(first, folders))
+        for folder in folders:
+            start = f"{folder}/"
             for path in self._files:
-                if path.endswith(".olean") and Path(path).is_relative_to(folder):
-                    parts = Path(path).relative_to(folder).with_suffix("").parts
-                    if self._path(parts) == Path(path):
-                        yield parts
+                if path.endswith(".olean") and path.startswith(start):
+                    parts = tuple(path.removeprefix(start).removesuffix(".olean").split("/"))
+                    if decides(parts[0]) == folder:
+                        yield parts, path
 
     def _library_homes(self, view: Path) -> dict[str, Name]:
         """Returns the module of the environment's library that declares each name that the kernel
@@ -192,7 +210,7 @@ class KernelImages:
 
     def _read_imports(self, module: Name) -> Sequence[Name]:
         try:
-            image = Image([read_bytes(self._path(module).resolve(), _MAX_BYTES)])
+            image = Image([read_bytes(Path(self._path(module)).resolve(), _MAX_BYTES)])
             return [each.module for each in image.imports()]
         except (Damaged, IndexError) as error:
             why = str(error) if isinstance(error, Damaged) else ASTRAY
@@ -200,8 +218,8 @@ class KernelImages:
                 f"{display(module)} cannot be read for the judge's kernel: {why}"
             ) from None
 
-    def _path(self, module: Name) -> Path:
-        path = find_module(module, self._environment.folders())
+    def _path(self, module: Name) -> str:
+        path = self._paths.get(tuple(map(str, module)))
         if path is None:
             raise AuditError(f"the environment has no module {display(module)}")
         return path
@@ -214,6 +232,7 @@ class KernelImages:
                 os.utime(self._view)
                 return self._view
         self._facts, self._files, self._homes = {}, {}, {}
+        self._content, self._folders = {}, set()
         root = self._environment.cache / "kernel-images"
         root.parent.mkdir(parents=True, exist_ok=True)
         _take(root)
@@ -225,6 +244,7 @@ class KernelImages:
             if folder.is_dir():
                 found = compiled_modules(folder)
                 self._files |= {f.path: f for f in found if f.path.endswith(_PARTS)}
+        self._paths = dict(self._found())
         state = hash_bytes(repr(sorted(self._files.items())).encode()).hex()[:32]
         base = root / key.hex()[:16]
         view = base / "views" / state
@@ -232,18 +252,38 @@ class KernelImages:
         for folder in (base, base / "store", view.parent, view):
             _take(folder)
         if is_new:
-            _prune(base)
-        self._learn(view)
+            with _alone(base / "lock"):
+                _prune(base)
+                self._take_over(view)
+        else:
+            self._learn(view)
         self._view = view
         return view
 
     def _learn(self, view: Path) -> None:
-        with contextlib.suppress(ValueError, TypeError):
-            rows = json.loads(read_kept(view / ".index.json") or b"[]")
-            for module, imports, constants, known, size_bytes in rows:
-                if _is_whole(_place(view, module), size_bytes):
-                    fact = _Fact(tuple(map(tuple, imports)), constants, tuple(known), size_bytes)
-                    self._facts[tuple(module)] = fact
+        """Learns what this process, or another one, has put into the folder."""
+        for module, fact in _read_index(view):
+            if module not in self._facts and _is_whole(_place(view, module), fact.image_bytes):
+                self._facts[module] = fact
+
+    def _take_over(self, view: Path) -> None:
+        """Links the images of modules whose files are those of the folder that was used last."""
+        found = ((other, other.lstat()) for other in view.parent.iterdir() if other != view)
+        others = {status.st_mtime_ns: other for other, status in found if is_ours(status)}
+        if not others:
+            return
+        hashes = self._hashes(view)
+        for module, fact in _read_index(others[max(others)]):
+            if self._paths.get(module) and fact.digest == self._digest(module, hashes):
+                image = _image(view, fact.digest)
+                if _is_whole(image, fact.image_bytes):
+                    self._link(image, view, module)
+                    self._facts[module] = fact
+        self._keep(view)
+
+    def _keep(self, view: Path) -> None:
+        rows = [(module, *fact) for module, fact in self._facts.items()]
+        keep(view / ".index.json", json.dumps(rows, separators=(",", ":")).encode())
 
     def _make(
         self, view: Path, modules: Sequence[Name], *, adds_of_list: bool = False
@@ -254,21 +294,17 @@ class KernelImages:
         faults: dict[str, str] = {}
         with _alone(base / "lock"):
             self._learn(view)
-            hashes = self._hashes(base.parent)
+            hashes = self._hashes(view)
             jobs: dict[Name, dict[str, Any]] = {}
             for module in modules:
                 if module in self._facts and not adds_of_list:
                     continue
-                path = str(self._path(module))
-                stem = path.removesuffix(".olean")
-                parts = [hashes[each] for part in _PARTS if (each := stem + part) in hashes]
-                digest = hash_bytes(" ".join([*parts, str(adds_of_list)]).encode()).hex()
-                image = base / "store" / digest[:2] / f"{digest}.olean"
+                image = _image(view, self._digest(module, hashes, adds_of_list=adds_of_list))
                 _take(image.parent)
                 jobs[module] = {
                     "module": module,
-                    "path": os.path.realpath(path),
-                    "hashes": parts,
+                    "path": os.path.realpath(self._path(module)),
+                    "hashes": self._part_hashes(module, hashes),
                     "image": str(image),
                     "adds_of_list": adds_of_list,
                 }
@@ -281,14 +317,42 @@ class KernelImages:
                     faults.setdefault(display(module), "no image was written")
                     continue
                 self._facts[module] = fact
-                _link(Path(job["image"]), view, module)
-            rows = [(module, *fact) for module, fact in self._facts.items()]
-            keep(view / ".index.json", json.dumps(rows, separators=(",", ":")).encode())
+                self._link(Path(job["image"]), view, module)
+            self._keep(view)
         return faults
 
-    def _hashes(self, root: Path) -> Mapping[str, str]:
-        name = hash_bytes("\0".join(map(str, self._environment.folders())).encode()).hex()[:32]
-        return content_hashes([*self._files.values()], root / f"hashes-{name}.json")
+    def _link(self, image: Path, view: Path, module: Name) -> None:
+        place = _place(view, module)
+        if place.parent not in self._folders:
+            for folder in reversed(place.relative_to(view).parents[:-1]):
+                _take(view / folder)
+            self._folders.add(place.parent)
+        try:
+            os.link(image, place)
+        except FileExistsError:
+            new = place.with_name(f".{place.name}.{os.getpid()}")
+            new.unlink(missing_ok=True)
+            os.link(image, new)
+            new.replace(place)
+
+    def _digest(
+        self, module: Name, hashes: Mapping[str, str], *, adds_of_list: bool = False
+    ) -> str:
+        """Returns the name of a module's image."""
+        words = [*self._part_hashes(module, hashes), str(adds_of_list)]
+        return hash_bytes(" ".join(words).encode()).hex()
+
+    def _part_hashes(self, module: Name, hashes: Mapping[str, str]) -> list[str]:
+        stem = self._path(module).removesuffix(".olean")
+        return [hashes[each] for part in _PARTS if (each := stem + part) in hashes]
+
+    def _hashes(self, view: Path) -> Mapping[str, str]:
+        """Returns the hashes of all files, as they were when the folder was opened."""
+        if not self._content:
+            folders = "\0".join(map(str, self._environment.folders()))
+            memory = view.parents[2] / f"hashes-{hash_bytes(folders.encode()).hex()[:32]}.json"
+            self._content = content_hashes([*self._files.values()], memory)
+        return self._content
 
     def _transcribe(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Has processes write the images; returns why some were not written."""
@@ -361,7 +425,8 @@ def _read_fact(image: str) -> _Fact | None:
         said = json.loads(read_kept(Path(image).with_suffix(".json")) or b"null")
         imports, size_bytes = tuple(map(tuple, said["imports"])), said["image_bytes"]
         if _is_whole(Path(image), size_bytes):
-            return _Fact(imports, said["constants"], tuple(said["known"]), size_bytes)
+            known, digest = tuple(said["known"]), Path(image).stem
+            return _Fact(imports, said["constants"], known, size_bytes, digest)
     except (ValueError, KeyError, TypeError):
         pass
     return None
@@ -376,19 +441,23 @@ def _is_whole(image: Path, size_bytes: int) -> bool:
     return is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
 
 
+def _read_index(view: Path) -> Iterator[tuple[Name, _Fact]]:
+    """Yields what a folder says of its modules, as far as it can be read."""
+    with contextlib.suppress(ValueError, TypeError):
+        for module, imports, constants, known, *rest in json.loads(
+            read_kept(view / ".index.json") or b"[]"
+        ):
+            yield tuple(module), _Fact(tuple(map(tuple, imports)), constants, tuple(known), *rest)
+
+
+def _image(view: Path, digest: str) -> Path:
+    """Returns the place of an image beside a folder of links."""
+    return view.parents[1] / "store" / digest[:2] / f"{digest}.olean"
+
+
 def _place(view: Path, module: Sequence[str | int]) -> Path:
     *above, last = map(str, module)
     return view.joinpath(*above, f"{last}.olean")
-
-
-def _link(image: Path, view: Path, module: Name) -> None:
-    place = _place(view, module)
-    for folder in reversed(place.relative_to(view).parents[:-1]):
-        _take(view / folder)
-    new = place.with_name(f".{place.name}.{os.getpid()}")
-    new.unlink(missing_ok=True)
-    os.link(image, new)
-    new.replace(place)
 
 
 def _take(folder: Path) -> None:
@@ -403,15 +472,14 @@ def _take(folder: Path) -> None:
 
 def _prune(base: Path) -> None:
     """Deletes the folders of links that were used longest ago, and images without a link."""
-    with _alone(base / "lock"):
-        views = sorted((base / "views").iterdir(), key=lambda view: view.stat().st_mtime_ns)
-        for view in views[:-_VIEWS_KEPT]:
-            shutil.rmtree(view, ignore_errors=True)
-        if len(views) > _VIEWS_KEPT:
-            for image in (base / "store").glob("*/*.olean"):
-                if image.stat().st_nlink == 1:
-                    image.unlink()
-                    image.with_suffix(".json").unlink(missing_ok=True)
+    views = sorted((base / "views").iterdir(), key=lambda view: view.stat().st_mtime_ns)
+    for view in views[:-_VIEWS_KEPT]:
+        shutil.rmtree(view, ignore_errors=True)
+    if len(views) > _VIEWS_KEPT:
+        for image in (base / "store").glob("*/*.olean"):
+            if image.stat().st_nlink == 1:
+                image.unlink()
+                image.with_suffix(".json").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

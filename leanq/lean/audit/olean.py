@@ -24,6 +24,7 @@ __all__ = [
     "Module",
     "Name",
     "display",
+    "find_folder",
     "find_module",
     "open_image",
     "read_bytes",
@@ -71,10 +72,18 @@ def find_module(name: Sequence[str | int], folders: Sequence[Path]) -> Path | No
     parts = [str(each) for each in name]
     if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
         return None
+    folder = find_folder(parts[0], folders)
+    if folder is None:
+        return None
+    olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
+    return olean if olean.is_file() else None
+
+
+def find_folder(first: str, folders: Sequence[Path]) -> Path | None:
+    """Returns the folder that decides on all modules whose names begin with this part."""
     for folder in folders:
-        if (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.olean").exists():
-            olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
-            return olean if olean.is_file() else None
+        if (folder / first).is_dir() or (folder / f"{first}.olean").exists():
+            return folder
     return None
 
 

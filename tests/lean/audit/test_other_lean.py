@@ -254,6 +254,29 @@ async def test_a_changed_module_is_transcribed_alone(
 
 
 @of_module
+async def test_a_pass_of_the_self_test_holds_for_the_same_library(
+    lean: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+
+    def state() -> str:
+        environment = open_other(lean, tmp_path / "cache", folder)
+        return KernelImages(environment, judge_lean(environment.toolchain)).library_state()
+
+    compile_module(lean, "A", "theorem inA (p : Prop) (h : p) : p := h\n", folder)
+    first = state()
+    compile_module(lean, "A", "theorem inA (p q : Prop) (h : q) : q := h\n", folder)
+    assert state() == first
+    # The folder's own Init comes before the toolchain's.
+    init = compile_module(lean, "Init", f"prelude\nimport Core\n{INIT}axiom more : Nat\n", folder)
+    second = state()
+    assert second != first
+    init.unlink()
+    assert state() == first
+
+
+@of_module
 async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
     lean: Path, tmp_path: Path
 ) -> None:
@@ -376,7 +399,11 @@ async def test_a_library_without_the_kernels_name_for_texts_gets_one(
     lean: Path, tmp_path: Path
 ) -> None:
     core = CORE.read_text().replace("String.ofList", "String.ofLines")
-    environment = open_other(other_lean(tmp_path / "toolchain", core=core), tmp_path / "cache")
+    program = other_lean(tmp_path / "toolchain", core=core)
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    compile_module(program, "M", "theorem own (p : Prop) (h : p) : p := h\n", folder)
+    environment = open_other(program, tmp_path / "cache", folder)
     judges = Judges(environment, slots=1, prints=False)
 
     async def judged(code: str) -> Judgement:
@@ -396,6 +423,10 @@ async def test_a_library_without_the_kernels_name_for_texts_gets_one(
         assert (found.proved, found.rule) == (False, "reserved_name")
     finally:
         await judges.close()
+    # Core stays as it is. It has no second constant of this name once Init declares one.
+    init = f"prelude\nimport Core\n{INIT}def String.ofList := String.mk\n"
+    compile_module(program, "Init", init, folder)
+    assert await fault(open_other(program, tmp_path / "cache", folder)) == ""
 
 
 @of_module
