@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ class Objects:
         size = WORD_BYTES + WORD_BYTES * len(fields) + room
         found: int = self._alloc(size)
         word = _OWN | tag << 56 | len(fields) << 48 | size << 32
-        body = b"".join(each.to_bytes(WORD_BYTES, "little") for each in (word, *fields))
+        body = struct.pack(f"<{1 + len(fields)}Q", word, *fields)
         ctypes.memmove(found, body + scalars.ljust(room, b"\0"), size)
         return found
 
@@ -167,7 +168,7 @@ class Objects:
         """Makes an `Array`."""
         found: int = self._alloc(3 * WORD_BYTES + WORD_BYTES * len(items))
         words = (_OWN | 246 << 56, len(items), len(items), *items)
-        body = b"".join(each.to_bytes(WORD_BYTES, "little") for each in words)
+        body = struct.pack(f"<{len(words)}Q", *words)
         ctypes.memmove(found, body, len(body))
         return found
 

@@ -59,6 +59,7 @@ class Rebuilder:
         self._renamed = {name: self._made((_RENAMED, *name)) for name in renamed}
         self._levels: dict[int, int] = {BOXED_ZERO: kernel.level_zero(1)}
         self._level_lists: dict[int, int] = {}
+        self._name_lists: dict[int, int] = {}
         self._done: dict[int, int] = {}
         self._const_names: dict[int, Name] = {}
         self.nodes = 0
@@ -74,9 +75,10 @@ class Rebuilder:
 
     def _made(self, parts: Name) -> int:
         known, start = self._by_parts, len(parts)
-        while parts[:start] not in known:
+        found = known.get(parts)
+        while found is None:
             start -= 1
-        found = known[parts[:start]]
+            found = known.get(parts[:start])
         for end in range(start + 1, len(parts) + 1):
             found = known[parts[:end]] = self._kernel.name_part(found, parts[end - 1])
         return found
@@ -90,7 +92,13 @@ class Rebuilder:
 
     def names(self, address: int) -> int:
         """Returns a list of names."""
-        return self._kernel.list(map(self.name, self._image.linked(address)))
+        found = self._name_lists.get(address)
+        if found is None:
+            found = self._kernel.list(map(self.name, self._image.linked(address)))
+            self._name_lists[address] = found
+        if not found & 1:
+            share(found)
+        return found
 
     def hints(self, address: int) -> int:
         """Returns how eagerly the kernel unfolds a definition."""
