@@ -196,6 +196,10 @@ class Judge:
                 continue
             state[name] = "pending"
             declare, needs = self._prepare(raw)
+            # The kernel never sees these. Something else there may bear the same name.
+            if unsafe := [each for each in needs if each in constants and not constants[each].safe]:
+                why = f"it uses {display(min(unsafe, key=str))}, which is unsafe or partial"
+                raise _disagrees(name, why)
             stack.append((name, declare))
             stack += [(each, None) for each in needs if each in constants and each not in state]
 

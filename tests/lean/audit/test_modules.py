@@ -114,6 +114,16 @@ async def test_a_hidden_value_does_not_change_what_a_text_declares(
     assert ("on", "redeclared") in {(name, rule) for name, rule, _ in found.differences}
 
 
+async def test_no_constant_stands_in_for_an_unsafe_one(judges: Judges, lean: Lean) -> None:
+    """The judge's own name for `value` is declared, too, and safe."""
+    body = "set_option debug.skipKernelTC true\n@[expose] unsafe def value : Bit := Bit.on\n"
+    body += "@[expose] def _candidate.value : Bit := Bit.on\n"
+    body += "theorem t : Same value Bit.on := Same.refl value"
+    found = await judged(judges, lean, module("import Uses", body))
+    assert (found.proved, found.rule) == (False, "kernel_refused")
+    assert "t: it uses value, which is unsafe or partial" in found.text
+
+
 async def verified(judges: Judges, lean: Lean, code: str, target: str) -> Judgement:
     order = {
         "ending": ENDING,
