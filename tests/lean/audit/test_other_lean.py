@@ -508,6 +508,31 @@ def test_no_wrong_equation_is_proved(other: Environment) -> None:
     assert (int(count) > 40, taken) == (True, "[]\n")
 
 
+# The kernel says of any text in quotes that it is a String, so an empty type of this name is false.
+_EMPTY = """
+import os, sys
+from leanq.lean.audit.kernel import Kernel
+from leanq.lean.audit.known_names import _Terms, unsettled
+kernel = Kernel(sys.argv[1:])
+kernel.import_header([], [])
+terms = _Terms(kernel)
+for each in ("Nat", "Bool", "Eq"):
+    kernel.add(terms.declaration(each, {"Eq": ("u",)}))
+print(unsettled(kernel))
+none = kernel.list([])
+type_ = kernel.sort(kernel.level_succ(kernel.level_zero(1)))
+block = kernel.list([kernel.construct(0, kernel.name(["String"]), type_, none)])
+kernel.add(kernel.inductive_decl(none, kernel.nat(0), block, 0))
+print(*unsettled(kernel))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_type_of_texts_that_nothing_makes_of_characters_is_unsettled() -> None:
+    assert said_by_kernel(_EMPTY).splitlines() == ["{}", "String"]
+
+
 # Asks the kernel, for each word near those that it knows, whether it computes with a function of
 # that name which nothing defines.
 _COMPUTED = r"""
