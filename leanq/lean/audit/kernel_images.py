@@ -230,6 +230,8 @@ class KernelImages:
             # Folders that are in use are not the ones to delete.
             with contextlib.suppress(OSError):
                 os.utime(self._view)
+                for folder in (self._view, *self._view.parents[:3]):
+                    _take(folder)
                 return self._view
         self._facts, self._files, self._homes = {}, {}, {}
         self._content, self._folders = {}, set()

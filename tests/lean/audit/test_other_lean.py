@@ -283,6 +283,15 @@ async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
     cache = tmp_path / "cache"
     environment = open_other(lean, cache)
     assert await fault(environment) == ""
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    view = images.prepare([("Init",)]).folder
+    for folder in (view, *view.parents[:3]):
+        mode = folder.stat().st_mode
+        folder.chmod(0o777)
+        with pytest.raises(AuditError, match=f"other users can write to {folder}, "):
+            images.prepare([("Init",)])
+        folder.chmod(mode)
+    assert images.prepare([("Init",)]).folder == view
     (cache / "kernel-images").chmod(0o777)
     judges = Judges(environment, slots=1)
     try:
