@@ -79,6 +79,18 @@ def is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
+def make_folders(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, for no other user to write to.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for each in reversed((folder, *folder.parents)):
+        if not each.is_dir():
+            with contextlib.suppress(FileExistsError):
+                each.mkdir(0o755)
+
+
 def make_ours(folder: Path, mode: int) -> bool:
     """Makes a folder unless it is there; returns whether no other user can write to it.
 
@@ -108,7 +120,7 @@ def read_kept(path: Path) -> bytes | None:
 def keep(path: Path, body: bytes) -> None:
     """Replaces a file of the cache. If that fails, only the next start is slower."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=path.parent) as folder:
             new = Path(folder, path.name)
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -44,7 +44,15 @@ from leanq.lean.audit.olean import display, find_folder, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
-from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, keep, make_ours, read_kept
+from leanq.lean.hashes import (
+    content_hashes,
+    hash_bytes,
+    is_ours,
+    keep,
+    make_folders,
+    make_ours,
+    read_kept,
+)
 from leanq.lean.sandbox.sandbox import bare_python
 from leanq.lean.syntax import split_header
 
@@ -236,7 +244,7 @@ class KernelImages:
         self._facts, self._files, self._homes = {}, {}, {}
         self._content, self._folders = {}, set()
         root = self._environment.cache / "kernel-images"
-        root.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(root.parent)
         _take(root)
         libraries = [File.at(path) for path in self._lean.libraries]
         hashes = content_hashes(libraries, root / "libraries.json")
