@@ -36,7 +36,7 @@ from leanq.errors import ToolchainError, to_install
 from leanq.lean.audit.olean import find_module
 from leanq.lean.baked_hashes import baked
 from leanq.lean.files import File, compiled_modules, files_below
-from leanq.lean.hashes import content_hashes, hash_bytes
+from leanq.lean.hashes import content_hashes, hash_bytes, make_folders
 from leanq.lean.packs import Manifest, toolchain_files, unpacked, write_pack
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
@@ -367,11 +367,11 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
     if (made / "Core.olean").is_file():
         return made
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(made.parent)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=made.parent) as scratch:
             Path(scratch, "Core.lean").write_bytes(source)
             folder = Path(scratch, "core")
-            folder.mkdir()
+            folder.mkdir(0o755)
             command = (*toolchain.command, "-o", "core/Core.olean", "Core.lean")
             done = ask(command, environ, Path(scratch))
             if done.returncode != 0:
@@ -383,6 +383,7 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
                     f" install the versions that belong together: {to_install('local')}"
                 )
             with Path(folder, "Core.olean").open("rb") as olean:
+                os.fchmod(olean.fileno(), 0o644)
                 os.fsync(
                     olean.fileno()
                 )  # Otherwise a loss of power could leave an empty one for good.

@@ -362,6 +362,21 @@ def test_core_made_by_four_processes_at_once(core: Environment, tmp_path: Path) 
     assert [path.name for path in made.iterdir()] == ["Core.olean"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("core")
+def test_no_umask_lets_others_write_core(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys; from leanq.lean.environment import open_environment; os.umask(0);"
+        "open_environment('c', None, cache=pathlib.Path(sys.argv[1]), environ={})"
+    )
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-c", code, str(cache)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    made = [cache, *cache.rglob("*")]
+    assert "Core.olean" in {path.name for path in made}
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+
+
 @pytest.mark.usefixtures("core")
 def test_core_in_a_cache_that_cannot_be_written() -> None:
     with pytest.raises(ToolchainError, match=r"cannot write .*; name a writable .* LEANQ_CACHE"):
