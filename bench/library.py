@@ -11,21 +11,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from processes import used
 
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.fork_server.zygote_client import HeaderFailsError, Zygote
-from leanq.lean.sandbox.usage import descendants
 from leanq.lean.syntax import Header, split_header
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -108,7 +108,7 @@ async def _judge_import(
         found = await judges.judge(header, read_parts(olean), ("", ""), LIMITS)
         if not found.proved:
             raise SystemExit(f"{text!r}: {found}")
-        return max(_used("judge_process"))
+        return max(used("judge_process"))
     finally:
         await judges.close()
 
@@ -131,23 +131,9 @@ async def _zygote_import(environment: Environment, text: str) -> tuple[float, fl
     except HeaderFailsError as error:
         return f"does not serve here: {error}"
     try:
-        return *max(_used("zygote")), zygote.memory_bytes
+        return *max(used("zygote")), zygote.memory_bytes
     finally:
         await zygote.close()
-
-
-def _used(word: str) -> Iterator[tuple[float, float]]:
-    """Yields the CPU seconds and private megabytes of our processes with this word."""
-    for pid in descendants():
-        with contextlib.suppress(OSError):
-            if word.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                continue
-            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            # Clean pages belong to the library, and any process may share them.
-            [dirty] = (line for line in lines if line.startswith("Private_Dirty"))
-            cpu_s = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-            yield cpu_s, int(dirty.split()[1]) / 1e3
 
 
 def main() -> None:

@@ -108,6 +108,19 @@ def _used_s(pid: int) -> tuple[float, float]:
     return (own + own_system) / _TICKS_PER_S, (ended + ended_system) / _TICKS_PER_S
 
 
+def used(word: str) -> Iterator[tuple[float, float]]:
+    """Yields the CPU seconds and private megabytes of our processes with this word."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if word.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                continue
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            # Clean pages belong to the library, and any process may share them.
+            [dirty] = (line for line in lines if line.startswith("Private_Dirty"))
+            yield sum(map(int, ticks)) / _TICKS_PER_S, int(dirty.split()[1]) / 1e3
+
+
 def descendants(pid: int) -> Iterator[int]:
     """Yields the processes below one."""
     for child in children(pid):

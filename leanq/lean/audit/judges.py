@@ -346,12 +346,9 @@ class Judges:
         self._libraries = self._found_libraries()
         try:
             state = await asyncio.to_thread(self._state)
-        except (AuditError, OSError) as error:
-            return f"nothing can be transcribed for the judge's kernel: {error}"
-        memory = PassMemory(self._environment, "judge", self._libraries, *state)
-        if not anew and await asyncio.to_thread(memory.is_kept):
-            return ""
-        try:
+            memory = PassMemory(self._environment, "judge", self._libraries, *state)
+            if not anew and await asyncio.to_thread(memory.is_kept):
+                return ""
             wrong = await self._tested()
         except (LeanQError, Damaged, IndexError, OSError) as error:
             return f"the judge's self-test could not be run: {error}"
