@@ -60,8 +60,9 @@ def main() -> None:
         print(f"{size / 2**20:.0f} MiB of images")
         print(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:.0f} MiB at most")
         asyncio.run(_served(environment))
+        environment, images = opened()
         with _measured("a start with images kept"):
-            opened()[1].prepare([module])
+            images.prepare([module])
         asyncio.run(_import(environment, given.imports))
         changed = library / given.changed
         data = bytearray(changed.read_bytes())
@@ -90,7 +91,7 @@ async def _import(environment: Environment, module: str) -> None:
     judges = Judges(environment, slots=1)
     try:
         began_s = time.monotonic()
-        await judges.axioms(Header("", 0, (module,), is_prelude=True), [])
+        await judges.axioms(Header("", 0, (module,), is_module=False, is_prelude=True), [])
         took_s = time.monotonic() - began_s
         cpu_s, private_mb = max(used("judge_process"))
         print(f"import {module}: {cpu_s:.2f} s of CPU, {took_s:.2f} s, {private_mb:.0f} MB private")

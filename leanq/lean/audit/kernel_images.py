@@ -113,7 +113,8 @@ class KernelImages:
         self._files: dict[str, File] = {}
         self._paths: dict[Name, str] = {}
         self._content: Mapping[str, str] = {}
-        self._folders: set[Path] = set()
+        self._folders: set[Name] = set()
+        self._store = ""
         self._view: Path | None = None
         self._homes: dict[str, Name] = {}
 
@@ -261,6 +262,7 @@ class KernelImages:
         is_new = not view.is_dir()
         for folder in (base, base / "store", view.parent, view):
             _take(folder)
+        self._store = f"{base}/store"
         if is_new:
             with _alone(base / "lock"):
                 _prune(base)
@@ -285,7 +287,7 @@ class KernelImages:
         hashes = self._hashes(view)
         for module, fact in _read_index(others[max(others)]):
             if self._paths.get(module) and fact.digest == self._digest(module, hashes):
-                image = _image(view, fact.digest)
+                image = self._image(fact.digest)
                 if _is_whole(image, fact.image_bytes):
                     self._link(image, view, module)
                     self._facts[module] = fact
@@ -309,13 +311,13 @@ class KernelImages:
             for module in modules:
                 if module in self._facts and not adds_of_list:
                     continue
-                image = _image(view, self._digest(module, hashes, adds_of_list=adds_of_list))
-                _take(image.parent)
+                image = self._image(self._digest(module, hashes, adds_of_list=adds_of_list))
+                _take(Path(image).parent)
                 jobs[module] = {
                     "module": module,
                     "path": os.path.realpath(self._path(module)),
                     "hashes": self._part_hashes(module, hashes),
-                    "image": str(image),
+                    "image": image,
                     "adds_of_list": adds_of_list,
                 }
             missing = [job for job in jobs.values() if _read_fact(job["image"]) is None]
@@ -327,23 +329,29 @@ class KernelImages:
                     faults.setdefault(display(module), "no image was written")
                     continue
                 self._facts[module] = fact
-                self._link(Path(job["image"]), view, module)
+                self._link(job["image"], view, module)
             self._keep(view)
         return faults
 
-    def _link(self, image: Path, view: Path, module: Name) -> None:
+    def _link(self, image: str, view: Path, module: Name) -> None:
+        above, folder = module[:-1], view
+        if above not in self._folders:
+            for part in above:
+                folder /= str(part)
+                _take(folder)
+            self._folders.add(above)
         place = _place(view, module)
-        if place.parent not in self._folders:
-            for folder in reversed(place.relative_to(view).parents[:-1]):
-                _take(view / folder)
-            self._folders.add(place.parent)
         try:
             os.link(image, place)
         except FileExistsError:
-            new = place.with_name(f".{place.name}.{os.getpid()}")
+            new = Path(f"{place}.{os.getpid()}")
             new.unlink(missing_ok=True)
             os.link(image, new)
             new.replace(place)
+            new.unlink(missing_ok=True)  # it stays if the two were one file
+
+    def _image(self, digest: str) -> str:
+        return f"{self._store}/{digest[:2]}/{digest}.olean"
 
     def _digest(
         self, module: Name, hashes: Mapping[str, str], *, adds_of_list: bool = False
@@ -434,7 +442,7 @@ def _read_fact(image: str) -> _Fact | None:
     try:
         said = json.loads(read_kept(Path(image).with_suffix(".json")) or b"null")
         imports, size_bytes = tuple(map(tuple, said["imports"])), said["image_bytes"]
-        if _is_whole(Path(image), size_bytes):
+        if _is_whole(image, size_bytes):
             known, digest = tuple(said["known"]), Path(image).stem
             return _Fact(imports, said["constants"], known, size_bytes, digest)
     except (ValueError, KeyError, TypeError):
@@ -442,10 +450,10 @@ def _read_fact(image: str) -> _Fact | None:
     return None
 
 
-def _is_whole(image: Path, size_bytes: int) -> bool:
+def _is_whole(image: str, size_bytes: int) -> bool:
     """Returns whether an image is a file of this size that no other user can have written."""
     try:
-        status = image.lstat()
+        status = os.lstat(image)
     except OSError:
         return False
     return is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
@@ -460,14 +468,8 @@ def _read_index(view: Path) -> Iterator[tuple[Name, _Fact]]:
             yield tuple(module), _Fact(tuple(map(tuple, imports)), constants, tuple(known), *rest)
 
 
-def _image(view: Path, digest: str) -> Path:
-    """Returns the place of an image beside a folder of links."""
-    return view.parents[1] / "store" / digest[:2] / f"{digest}.olean"
-
-
-def _place(view: Path, module: Sequence[str | int]) -> Path:
-    *above, last = map(str, module)
-    return view.joinpath(*above, f"{last}.olean")
+def _place(view: Path, module: Name) -> str:
+    return "/".join(map(str, (view, *module))) + ".olean"
 
 
 def _take(folder: Path) -> None:
