@@ -2,10 +2,10 @@
 
     python bench/copies.py FOLDER TO --copies 3
 
-FOLDER holds compiled modules, and TO gets `Copy1`, `Copy2`, … with all of them, and a module `All`
-that imports whatever no other module does. Names begin with the copy's. An axiom that stands for a
-hidden proof becomes a theorem with a proof of a likely size; it proves nothing, and nothing here
-checks it. What is written are constants alone, without notation or code.
+FOLDER holds compiled modules, and TO gets `Copy1`, `Copy2`, … with all of them. The module `All`
+there imports whatever no other module does, except programs. Names begin with the copy's. An axiom
+that stands for a hidden proof becomes a theorem with a proof of a likely size. It proves nothing,
+and nothing here checks it. Only constants are written, without notation or code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class _Copied(Rebuilder):
 
 
 def _copy(kernel: Kernel, file: Path, module: Name, word: str, to: Path) -> set[Name]:
-    """Writes a copy of a module; returns the imports of the module."""
+    """Writes a copy of a module; returns the imports of the module, and itself if it is a program,
+    since two of these cannot be imported together."""
     image = open_image(read_parts(file.resolve()))
     constants = image.constants()
     build = _Copied(kernel, image, word)
@@ -74,7 +75,7 @@ def _copy(kernel: Kernel, file: Path, module: Name, word: str, to: Path) -> set[
         [(word, *each) for each in imports],
         {build.name_of(name): info(raw) for name, raw in constants.items()},
     )
-    return imports
+    return imports | ({module} if ("main",) in constants else set())
 
 
 def _proof(kernel: Kernel, rng: random.Random, parts: Sequence[int]) -> int:

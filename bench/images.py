@@ -91,7 +91,9 @@ async def _import(environment: Environment, module: str) -> None:
     judges = Judges(environment, slots=1)
     try:
         began_s = time.monotonic()
-        await judges.axioms(Header("", 0, (module,), is_module=False, is_prelude=True), [])
+        header = Header("", 0, (module,), is_module=False, is_prelude=True)
+        if await judges.axioms(header, []) is None:
+            raise SystemExit(f"the judge cannot import {module}")
         took_s = time.monotonic() - began_s
         cpu_s, private_mb = max(used("judge_process"))
         print(f"import {module}: {cpu_s:.2f} s of CPU, {took_s:.2f} s, {private_mb:.0f} MB private")

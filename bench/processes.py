@@ -116,9 +116,9 @@ def used(word: str) -> Iterator[tuple[float, float]]:
                 continue
             ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            # Clean pages belong to the library, and any process may share them.
-            [dirty] = (line for line in lines if line.startswith("Private_Dirty"))
-            yield sum(map(int, ticks)) / _TICKS_PER_S, int(dirty.split()[1]) / 1e3
+            # Any process may share a file's pages; those of a new file are dirty as well.
+            [own] = (line for line in lines if line.startswith("Anonymous:"))
+            yield sum(map(int, ticks)) / _TICKS_PER_S, int(own.split()[1]) / 1e3
 
 
 def descendants(pid: int) -> Iterator[int]:
