@@ -190,12 +190,12 @@ async def test_a_judge_without_limits_enough_says_so(judges: Judges, lean: Lean)
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A file with an axiom whose type has 600,000 parts, none of them shared."""
+    """A file with an axiom whose type has 1,500,000 parts, none of them shared."""
     writer = Writer()
     name = writer.name("large")
     of = writer.const(writer.name("unknown"))
     type_ = of
-    for _ in range(600_000):
+    for _ in range(1_500_000):
         type_ = writer.app(of, type_)
     path = tmp_path_factory.mktemp("large") / "Large.olean"
     return writer.write(path, {name: writer.axiom(name, type_)}).read_bytes()
