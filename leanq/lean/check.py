@@ -230,6 +230,9 @@ class Compilation:
         if found.rule == "unknown_layout":
             text = f"Lean accepts it, and the judge does not know this Lean's files: {found.text}"
             return _unjudged(reply, "judge_unavailable", text)
+        if found.rule == "not_started":
+            text = f"Lean accepts it, and it cannot be judged here: {found.text}"
+            return _unjudged(reply, "judge_unavailable", text)
         if found.rule == "kernels_disagree":
             return _disagreed(reply, found.text)
         if found.rule == "told_apart":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.sites import Site, check, sample
 
+from leanq.lean.sandbox.sandbox import PACKAGE
 from leanq.queue.requests import Reason, Request, Verdict
 
 HEAD = "prelude\nimport Core\n"
@@ -43,6 +44,14 @@ async def test_a_limit_that_was_met(
     reply = await either.check(sample("stack_overflow"), **limit)
     assert (reply.verdict, reply.reason) == (verdict, reason)
     assert said in reply.messages[-1].text
+
+
+@pytest.mark.slow
+async def test_a_judge_that_does_not_start_says_nothing_of_the_text(site: Site) -> None:
+    driver = await site.driver(hidden=[PACKAGE / "lean" / "audit"])
+    reply = await driver.run(check("theorem t (p : Prop) (h : p) : p := h"))
+    assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
+    assert "the judge does not start here" in reply.messages[-1].text
 
 
 @pytest.mark.slow

@@ -37,7 +37,9 @@ _HELD = b"held"
 _DESCRIPTORS = (1 << 31) - 1
 _RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the worker decides
-_DEFAULT = (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
+# For programs. SIGTERM stays ignored: Slurm sends it to every process of a job, and what runs may
+# end within the worker's grace.
+_DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def _reap(statuses: dict[int, int]) -> bool:
