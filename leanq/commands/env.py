@@ -28,6 +28,9 @@ from leanq.queue.results import Status
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.wire import environments_in, info_of
 
+# Every toolchain has them, so they tell no environment from another.
+_LEANS_OWN = frozenset({"Compat", "Init", "Lake", "LakeMain", "Lean", "Leanc", "Std"})
+
 
 @click.group()
 def env() -> None:
@@ -96,8 +99,8 @@ def _leading_to(environment: str, kind: str, aliases: Mapping[str, str]) -> list
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
-    libraries = each["libraries"]
-    shown = [", ".join(map(str, libraries[:3])) + (", …" if libraries[3:] else "")]
+    libraries = sorted(map(str, each["libraries"]), key=lambda name: (name in _LEANS_OWN, name))
+    shown = [", ".join(libraries[:3]) + (", …" if libraries[3:] else "")]
     if each["project"]:
         shown.insert(0, str(each["project"]))
     cells = (

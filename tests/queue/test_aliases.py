@@ -435,7 +435,7 @@ def test_operators_move_and_see_aliases_by_commands(terminal: Terminal, settings
             "driver": "lean",
             "lean": "4.35.0",
             "project": "mathlib4",
-            "libraries": ["Aesop", "Batteries", "Mathlib", "Qq"],
+            "libraries": ["Aesop", "Batteries", "Init", "Lean", "Mathlib", "Qq"],
             "kernel": "4.35.0",
         }
         info = {"environments": names, "fingerprints": dict.fromkeys(names, "f" * 64)}
