@@ -47,7 +47,15 @@ def course(folder: Path) -> None:
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     install(PACKAGES, PROGRAMS, _INSTALL_S)
     with _cluster(folder) as cluster:
-        _fleet(cluster)
+        try:
+            _fleet(cluster)
+        except AssertionError:
+            # The folder will be gone.
+            for log in sorted((folder / "fleet").glob("*.log")):
+                print(f"{log.name}:\n{log.read_text(errors='replace')[-3000:]}")
+            print(cluster.ask("squeue", "--array", "--states=all"), flush=True)
+            print(cluster.ask("sinfo", "--Node", "--long"), flush=True)
+            raise
 
 
 class Cluster:
