@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import redis
 from support.paths import ROOT
@@ -254,10 +255,19 @@ def _answers(settings: Settings) -> bool:
     return False
 
 
-def _serving(settings: Settings) -> int:
+def _status(settings: Settings) -> dict[str, Any]:
     environ = os.environ | {"LEANQ_URL": settings.url}
     status = run(sys.executable, "-m", "leanq", "status", "--json", environ=environ)
-    return sum(worker["lease_s"] > 0 for worker in json.loads(status)["workers"])
+    return cast(dict[str, Any], json.loads(status))
+
+
+def _serving(settings: Settings) -> int:
+    return sum(worker["lease_s"] > 0 for worker in _status(settings)["workers"])
+
+
+def _scaler_sees(settings: Settings, workers: int) -> bool:
+    text = _status(settings)["scaler"].get("echo", {}).get("text", "")
+    return f"{workers} workers are ready, {workers} ordered" in text
 
 
 def _burst(
@@ -272,6 +282,8 @@ def _burst(
 
     until(serve(MOST), 120.0)
     print(f"a burst: {MOST} workers after {time.monotonic() - began:.0f} s", flush=True)
+    # A task that is gone before the scaler has seen its worker makes it pause.
+    until(lambda: _scaler_sees(settings, MOST))
     drained, killed, requeued = cluster.running(ECHOES)[:3]
     os.kill(cluster.pid(killed), signal.SIGKILL)
     cluster.ask("scancel", "--batch", "--signal=TERM", drained)
