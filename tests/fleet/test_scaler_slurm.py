@@ -26,7 +26,8 @@ MOST = 8
 class Task:
     id: str
     job: str
-    state: Literal["PENDING", "RUNNING"] = "PENDING"
+    state: Literal["PENDING", "RUNNING", "COMPLETING"] = "PENDING"
+    run: str = "0:00"
     worker: bool = False
     held: int = 0
 
@@ -48,7 +49,7 @@ class Controller:
     def _squeue(self, options: list[str]) -> str:
         assert "--name=leanq-echo" in options
         then = (datetime.now() - timedelta(seconds=5)).isoformat(timespec="seconds")
-        listed = (f"{t.id}|{t.job}|{t.state}|{then}\n" for t in self.tasks.values())
+        listed = (f"{t.id}|{t.job}|{t.state}|{t.run}|{then}\n" for t in self.tasks.values())
         return "".join(listed)
 
     def _sbatch(self, options: list[str]) -> str:
@@ -122,8 +123,8 @@ def test_the_fleet_is_what_was_ordered(events: list[tuple[str, int]]) -> None:
 
 
 def _happens(what: str, tasks: list[Task]) -> None:
-    task = next((t for t in tasks if t.state == "PENDING"), tasks[0])
-    if what == "start" and task.state == "PENDING":
+    task = next((t for t in tasks if t.state != "RUNNING"), tasks[0])
+    if what == "start" and task.state != "RUNNING":
         task.state, task.job = "RUNNING", f"{task.id}-job"
     for running in (t for t in tasks if t.state == "RUNNING"):
         if what == "join" and not running.worker:
@@ -133,7 +134,7 @@ def _happens(what: str, tasks: list[Task]) -> None:
             running.held = 1
             return
         if what == "requeue":
-            running.state, running.worker, running.held = "PENDING", False, 0
+            running.state, running.worker, running.held = "COMPLETING", False, 0
             return
 
 
@@ -155,6 +156,22 @@ async def test_tasks_that_end_at_once_are_not_started_again_and_again(
     assert (len(controller.submitted), controller.tasks) == (1, {})
     assert "2 jobs ended before their workers joined the queue, such as 1_0" in caplog.text
     assert "no more are started for 30 s" in caplog.text
+
+
+@pytest.mark.parametrize(("run", "orders"), [("0:00", 1), ("0:07", 2)])
+async def test_a_task_that_completes_counts_if_it_will_run_again(
+    controller: Controller, script: str, run: str, orders: int
+) -> None:
+    target = SlurmTarget(script, "leanq-{env}", ["echo"])
+    await target.look("echo", controller.seen())
+    await target.order("echo", 1, controller.seen())
+    (task,) = controller.tasks.values()
+    task.state, task.worker = "RUNNING", True
+    await target.look("echo", controller.seen())
+    task.state, task.worker, task.run = "COMPLETING", False, run
+    await target.look("echo", controller.seen())
+    await target.order("echo", 1, controller.seen())
+    assert (len(controller.submitted), controller.cancelled) == (orders, [])
 
 
 async def test_a_worker_that_ends_by_itself_is_replaced_at_once(

@@ -22,10 +22,13 @@ from leanq.fleet.scaler.jobs import Job, JobTarget
 
 # A controller that reads its configuration answers within seconds; squeue itself retries.
 _CALL_S = 60.0
-# Of a task: what scancel takes, its own number once it runs, its state, when it was submitted.
-_FORMAT = "%i|%A|%T|%V"
-# Those that run or will. A task that completes was told to end, or ends by itself.
-_STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,RESIZING,STOPPED"
+# Of a task: what scancel takes, its own number once it runs, its state, the time that it has run,
+# when it was submitted.
+_FORMAT = "%i|%A|%T|%M|%V"
+# Those that run or will, and those that complete.
+_STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,RESIZING,STOPPED,COMPLETING"
+# Of a task that completes before Slurm requeues it. Others were told to end, or end by themselves.
+_NOT_RUN = "0:00"
 # Variables of a job, and not of the cluster as a whole.
 _OF_A_JOB = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)|SLURMD_|SBATCH_")
 
@@ -75,11 +78,14 @@ def _tasks(listed: str) -> Iterator[Job]:
     now = datetime.now()  # squeue prints local times, without a zone
     for line in listed.splitlines():
         try:
-            task, job, state, submitted = line.split("|")
+            task, job, state, run, submitted = line.split("|")
             age_s = (now - datetime.fromisoformat(submitted)).total_seconds()
         except ValueError:
             raise TargetError(f"squeue printed {line!r}; expected {_FORMAT}") from None
-        yield Job(task, job, state in ("PENDING", "CONFIGURING"), max(0.0, age_s))
+        if state == "COMPLETING" and run != _NOT_RUN:
+            continue
+        waits = state in ("PENDING", "CONFIGURING", "COMPLETING")
+        yield Job(task, job, waits, max(0.0, age_s))
 
 
 def _named(pattern: str, environment: str) -> str:
