@@ -231,7 +231,8 @@ class Compilation:
             text = f"Lean accepts it, and the judge does not know this Lean's files: {found.text}"
             return _unjudged(reply, "judge_unavailable", text)
         if found.rule == "not_started":
-            text = f"Lean accepts it, and it cannot be judged here: {found.text}"
+            # It has not looked at the file, so it does not say that this ends too early.
+            text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
         if found.rule == "kernels_disagree":
             return _disagreed(reply, found.text)

@@ -518,9 +518,7 @@ class _JudgeProcess:
     ) -> Judgement:
         """Returns its answer about files. After a missing answer it is not usable any more."""
         if not self.usable:
-            # It has not looked at the files, so it cannot say that one ends too early.
-            why = self.unavailable
-            return Judgement(rule="not_started", text=why, unavailable=why)
+            return Judgement(rule="not_started", unavailable=self.unavailable)
         self.usable = False
         self.tenant = order.get("tenant")
         process = self._process
