@@ -54,6 +54,7 @@ theorem cheat (p : Prop) : p := False.elim assumed
 """
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Ask = Callable[[Judges, str | None], Awaitable[Judgement]]
+Forks = Callable[[], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def judges(core: Environment) -> AsyncIterator[Judges]:
+async def judges(core: Environment, forks: Forks) -> AsyncIterator[Judges]:
     made = Judges(core, slots=1)
     yield made
     await made.close()
@@ -93,12 +94,20 @@ def verifying(target: Sequence[bytes], candidate: Sequence[bytes]) -> Ask:
     )
 
 
-def forks() -> list[int]:
-    """The forks that wait for a further file."""
-    parents = [pid for pid in descendants() if b"judge_process" in arguments(pid)]
-    return [
-        each for pid in parents for each in children(pid) if b"judge_process" in arguments(each)
-    ]
+@pytest.fixture(scope="module")
+def forks() -> Forks:
+    """The forks that wait for a further file, but those of other modules' judges."""
+
+    def found() -> list[int]:
+        parents = [pid for pid in descendants() if b"judge_process" in arguments(pid)]
+        below = [each for pid in parents for each in children(pid)]
+        return [
+            each for each in below if b"judge_process" in arguments(each) and each not in others
+        ]
+
+    others: list[int] = []
+    others = found()
+    return found
 
 
 def arguments(pid: int) -> bytes:
@@ -149,7 +158,7 @@ async def answered(ask: Ask, judges: Judges, tenant: str | None) -> Judgement:
 
 @pytest.mark.slow
 async def test_in_any_order_and_company_a_file_gets_the_answer_that_it_gets_alone(
-    judges: Judges, files: dict[str, Ask]
+    judges: Judges, files: dict[str, Ask], forks: Forks
 ) -> None:
     alone = {name: await answered(ask, judges, None) for name, ask in files.items()}
     assert {name for name, found in alone.items() if found.proved} == {
@@ -170,7 +179,7 @@ async def test_in_any_order_and_company_a_file_gets_the_answer_that_it_gets_alon
 
 
 async def test_only_clean_files_of_one_tenant_follow_one_another(
-    judges: Judges, files: dict[str, Ask]
+    judges: Judges, files: dict[str, Ask], forks: Forks
 ) -> None:
     swap = files["swap"]
 
@@ -194,7 +203,7 @@ async def test_only_clean_files_of_one_tenant_follow_one_another(
 
 
 async def test_a_fork_that_dies_between_two_files_costs_neither(
-    judges: Judges, files: dict[str, Ask]
+    judges: Judges, files: dict[str, Ask], forks: Forks
 ) -> None:
     await files["swap"](judges, "alice")
     started = COUNTS["leanq_lean_starts_total", "repl"]
@@ -211,7 +220,7 @@ def state(pid: int) -> str:
 
 
 async def test_whoever_wants_it_has_a_fork_for_each_file(
-    core: Environment, files: dict[str, Ask]
+    core: Environment, files: dict[str, Ask], forks: Forks
 ) -> None:
     alone = Judges(core, slots=1, alone=True)
     try:
@@ -304,7 +313,7 @@ async def test_a_further_files_printing_gets_all_of_its_time() -> None:
 
 
 async def test_tenants_that_take_turns_keep_their_forks(
-    core: Environment, files: dict[str, Ask]
+    core: Environment, files: dict[str, Ask], forks: Forks
 ) -> None:
     judges = Judges(core, slots=2)
     try:
