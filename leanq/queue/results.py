@@ -317,8 +317,7 @@ def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ..
 
 def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
     kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
-    *texts, body = record[_RECORD.size :].split(b"\0", _RECORD_TEXTS)
-    environment, *_, tenant, digest = (text.decode(errors="replace") for text in texts)
+    (environment, *_, tenant, digest), body = _texts_and_body(record)
     return Job(
         request_id.decode(errors="replace"),
         environment,
@@ -365,6 +364,11 @@ def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
     return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)
 
 
+def _texts_and_body(record: bytes) -> tuple[list[str], bytes]:
+    *texts, body = record[_RECORD.size :].split(b"\0", _RECORD_TEXTS)
+    return [text.decode(errors="replace") for text in texts], body
+
+
 def is_record(data: bytes) -> bool:
     """Returns whether ``data`` is a request in flight rather than the reply in its place."""
     return data.startswith(_IN_FLIGHT)
@@ -377,10 +381,7 @@ def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
     left out, since it counted from the submit.
     """
     kind, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
-    *texts, body = data[_RECORD.size :].split(b"\0", 6)
-    environment, client, first, second, tenant, digest = (
-        text.decode(errors="replace") for text in texts
-    )
+    (environment, client, first, second, tenant, digest), body = _texts_and_body(data)
     body = b"" if kind == _DETACHED else body
     affinity = tuple(name for name in (first, second) if name)
     return Submission(
