@@ -35,7 +35,7 @@ import zstandard
 
 from leanq.errors import ToolchainError
 from leanq.lean.files import compiled_modules
-from leanq.lean.hashes import make_ours
+from leanq.lean.hashes import make_folders, make_ours
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -122,7 +122,7 @@ def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
             archive = tarfile.open(fileobj=plain, mode="r|")  # noqa: SIM115 - ends with the file
             manifest = _manifest(pack, archive)
             place = cache / "packs" / manifest.fingerprint[:32]
-            cache.mkdir(parents=True, exist_ok=True)
+            make_folders(cache)
             if not make_ours(place.parent, 0o700):
                 raise ToolchainError(
                     f"other users can write to {place.parent}, from which Lean would be started: "
