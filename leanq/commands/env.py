@@ -18,7 +18,7 @@ from leanq.commands.worker import environments, named_environments
 from leanq.errors import UsageError
 from leanq.fleet.shown import columns, printable
 from leanq.fleet.stats import fingerprints_of
-from leanq.lean.audit.evaluators import evaluators
+from leanq.lean.audit.evaluators import LEANS_OWN, evaluators
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.programs import Evaluators
 from leanq.lean.environment import Environment, open_environment, pack_environment
@@ -27,9 +27,6 @@ from leanq.queue.operator_queue import every_queue, look, set_alias
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.wire import environments_in, info_of
-
-# Every toolchain has them, so they tell no environment from another.
-_LEANS_OWN = frozenset({"Compat", "Init", "Lake", "LakeMain", "Lean", "Leanc", "Std"})
 
 
 @click.group()
@@ -99,7 +96,8 @@ def _leading_to(environment: str, kind: str, aliases: Mapping[str, str]) -> list
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
-    libraries = sorted(map(str, each["libraries"]), key=lambda name: (name in _LEANS_OWN, name))
+    # What every Lean has tells no environment from another.
+    libraries = sorted(map(str, each["libraries"]), key=lambda name: (name in LEANS_OWN, name))
     shown = [", ".join(libraries[:3]) + (", …" if libraries[3:] else "")]
     if each["project"]:
         shown.insert(0, str(each["project"]))

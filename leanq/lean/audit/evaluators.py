@@ -48,7 +48,8 @@ from leanq.lean.audit.survey import reachable
 from leanq.lean.environment import Environment
 from leanq.lean.hashes import hash_bytes, keep, read_kept
 
-_LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc", "Core"})
+LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc", "Core"})
+"""The libraries that come with Lean, or with leanq."""
 # Lean's functions that evaluate a term or a constant, now or later.
 _EVALUATES = re.compile(
     r"eval(?:Const|Decl|Expr|Term|SyntaxConstant|ParserConst|WidgetInstance|Module"
@@ -149,7 +150,7 @@ def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
         return Evaluators(unseen={str(module[0]): why for module, _ in _modules(folders)})
 
 
-def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) -> Evaluators:
+def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = LEANS_OWN) -> Evaluators:
     """Returns the syntax that evaluates in the libraries of these folders, except ``without``."""
     modules = dict(_modules(folders, leave_out))
     imports: dict[Name, list[Name]] = {}
@@ -174,7 +175,7 @@ def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) 
 
 
 def _modules(
-    folders: Iterable[Path], leave_out: Collection[str] = _LEANS_OWN
+    folders: Iterable[Path], leave_out: Collection[str] = LEANS_OWN
 ) -> Iterator[tuple[Name, Path]]:
     """Yields the modules of the libraries in folders, except those of some libraries."""
     for folder in folders:
