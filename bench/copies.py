@@ -46,13 +46,7 @@ def _copy(kernel: Kernel, file: Path, module: Name, word: str, to: Path) -> set[
     image = open_image(read_parts(file.resolve()))
     constants = image.constants()
     build = _Copied(kernel, image, word)
-    made: dict[int, int] = {}
-    infos = Infos(kernel, image, constants, build, made.__getitem__)
-    roots = [part for raw in constants.values() for part in raw.parts]
-    for raw in constants.values():
-        if raw.kind == "recursor":
-            roots += infos.rule_addresses(raw)
-    made |= build.in_order(image.expressions_behind(*roots))
+    infos, made = Infos.of_all(kernel, image, constants, build)
     rng = random.Random(f"{word} {module}")
     parts = [*made.values()]
 

@@ -31,6 +31,20 @@ class Infos:
         self._kernel, self._image, self._constants = kernel, image, constants
         self._build, self._expression = build, expression
 
+    @classmethod
+    def of_all(
+        cls, kernel: Kernel, image: Image, constants: Mapping[Name, Raw], build: Rebuilder
+    ) -> tuple[Infos, dict[int, int]]:
+        """Returns the constants' maker, and the objects of all their expressions by address."""
+        made: dict[int, int] = {}
+        infos = cls(kernel, image, constants, build, made.__getitem__)
+        roots = [part for raw in constants.values() for part in raw.parts]
+        for raw in constants.values():
+            if raw.kind == "recursor":
+                roots += infos.rule_addresses(raw)
+        made |= build.in_order(image.expressions_behind(*roots))
+        return infos, made
+
     def info(self, raw: Raw) -> int:
         """Returns the `ConstantInfo` of a constant; raises `Damaged` or `IndexError`."""
         image, build, kernel = self._image, self._build, self._kernel

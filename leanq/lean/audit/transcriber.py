@@ -73,13 +73,7 @@ def _infos(
     kernel: Kernel, image: Image, constants: Mapping[Name, Raw], build: Rebuilder
 ) -> dict[int, int]:
     """Returns the constants for the kernel, by their names."""
-    made: dict[int, int] = {}
-    infos = Infos(kernel, image, constants, build, made.__getitem__)
-    roots = [part for raw in constants.values() for part in raw.parts]
-    for raw in constants.values():
-        if raw.kind == "recursor":
-            roots += infos.rule_addresses(raw)
-    made |= build.in_order(image.expressions_behind(*roots))
+    infos, _ = Infos.of_all(kernel, image, constants, build)
     return {build.name_of(name): infos.info(raw) for name, raw in constants.items()}
 
 
