@@ -158,15 +158,21 @@ async def test_tasks_that_end_at_once_are_not_started_again_and_again(
     assert "no more are started for 30 s" in caplog.text
 
 
-@pytest.mark.parametrize(("run", "orders"), [("0:00", 1), ("0:07", 2)])
-async def test_a_task_that_completes_counts_if_it_will_run_again(
-    controller: Controller, script: str, run: str, orders: int
-) -> None:
+async def with_one_running(controller: Controller, script: str) -> tuple[SlurmTarget, Task]:
+    """A target that has ordered one task, which runs with its worker."""
     target = SlurmTarget(script, "leanq-{env}", ["echo"])
     await target.look("echo", controller.seen())
     await target.order("echo", 1, controller.seen())
     (task,) = controller.tasks.values()
     task.state, task.worker = "RUNNING", True
+    return target, task
+
+
+@pytest.mark.parametrize(("run", "orders"), [("0:00", 1), ("0:07", 2)])
+async def test_a_task_that_completes_counts_if_it_will_run_again(
+    controller: Controller, script: str, run: str, orders: int
+) -> None:
+    target, task = await with_one_running(controller, script)
     await target.look("echo", controller.seen())
     task.state, task.worker, task.run = "COMPLETING", False, run
     await target.look("echo", controller.seen())
@@ -177,11 +183,7 @@ async def test_a_task_that_completes_counts_if_it_will_run_again(
 async def test_a_worker_that_ends_by_itself_is_replaced_at_once(
     controller: Controller, script: str
 ) -> None:
-    target = SlurmTarget(script, "leanq-{env}", ["echo"])
-    await target.look("echo", controller.seen())
-    await target.order("echo", 1, controller.seen())
-    (task,) = controller.tasks.values()
-    task.state, task.worker = "RUNNING", True
+    target, _ = await with_one_running(controller, script)
     ordered = await target.look("echo", controller.seen())
     assert (ordered.order, len(ordered.started_s)) == (1, 1)
     controller.tasks.clear()
