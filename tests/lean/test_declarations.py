@@ -112,7 +112,7 @@ async def test_theorems_become_statements_that_mean_the_same(driver: LeanDriver)
     names = ("swap", "poly", "use", "mat", "alt", "both", "bound")
     theorems = [again[f"A.{name}"] for name in names]
     assert all(each.axioms == ("sorryAx",) for each in theorems)
-    # What was made is a target, which the text that it was made of proves.
+    # The result is a target, and the text behind it proves this target.
     target = with_statements(
         only := TEXT.replace("axiom cheat : False\n", "")
         .replace("theorem use (p : Prop) : twice p → False := fun _ => cheat\n", "")

@@ -154,7 +154,7 @@ async def test_a_state_stays_in_its_environment(
         for client in (lean, other) if name is None else (lean,):
             reply = await client.step(str(hole), "skip", **named)
             assert reply.fingerprint == old.fingerprint
-        # Who names the alias for a state of which its client knows nothing means it as it is now.
+        # This client knows nothing of the state, so it means the alias as it is now.
         with pytest.raises(RequestError, match="of another environment"):
             await other.step(str(hole), "skip", env="m")
 

@@ -1,8 +1,8 @@
 """The soak of the judge: damaged and forged compiled files, by chance and by a seed.
 
-No file may kill a process of the judge's, its child included, and none may be accepted but those
-that say to a second reader of the format what the honest file says, or less of it, or whose other
-constants a second kernel confirms.
+No file may kill a process of the judge's or one of its forks. A second reader of the format and a
+second kernel explain each file that is accepted: it says what the honest file says, or less of it,
+or the second kernel confirms its other constants.
 ``make soak-judge`` judges 10,000 files, the tests a fiftieth.
 """
 
@@ -119,7 +119,7 @@ class Explainer:
         return len(names)
 
     def _is_ending(self, name: Tree, what: Tree) -> bool:
-        """Whether it is what stands behind the text: an axiom that says nothing."""
+        """Returns whether it is the axiom behind the text, which says nothing."""
         is_named = name[-2:] == self._sample.ending
         return is_named and what[0] == "axiom" and _is_proposition(what[3])
 

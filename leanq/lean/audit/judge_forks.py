@@ -252,7 +252,7 @@ def _is_whole(said: bytes | bytearray) -> bool:
     return (
         said.endswith(b"}\n")
         and said.startswith(b"{", said.rfind(b"\n", 0, -1) + 1, -1)
-        and (said.count(b"\n") > 1)
+        and said.count(b"\n") > 1
     )
 
 

@@ -117,7 +117,7 @@ Nat.xor F in Bool.xor xor
 """
 # A function that has such a type can stand for a literal's parts, whatever it does.
 _FUNCTIONS = {"Char.ofNat": ("Nat", "Char"), "String.ofList": ("List Char", "String")}
-# What the kernel makes of these declarations has to be what the library declares.
+# The library has to declare what the kernel makes of these declarations.
 _MADE = {
     "Eq": "Eq Eq.refl Eq.rec",
     "Quot": "Quot Quot.mk Quot.lift Quot.ind",

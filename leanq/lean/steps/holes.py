@@ -33,8 +33,8 @@ _UNSOLVED = "unsolved goals\n"
 # Signs that can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
-# A bracket of another kind around the tactics of a block. What closes one of them leaves the other
-# open, so tactics that close their block compile in one of the two at most.
+# A bracket of another kind around the tactics of a block. A tactic that closes one of the two
+# leaves the other open, so it compiles in one of them at most.
 _INNER = ("(\nskip\n;", ")")  # `skip`, since Lean reads no more behind a block at the beginning
 # Code that rests on it compiles, as with sorryAx. A type for each hole tells one from another, or
 # two holes would be equal.

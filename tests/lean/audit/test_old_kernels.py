@@ -1,4 +1,4 @@
-"""What kernels with known defects took: the judge's kernel must not, whatever Lean compiled it.
+"""The judge's kernel takes nothing of what older kernels took by their known defects.
 
 The Lean at hand has none of these defects, so an honest compiled file is changed into what an older
 one would have written. Each defect comes with the release that mended it. No file shows these:

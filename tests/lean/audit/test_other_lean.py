@@ -314,7 +314,7 @@ async def test_no_umask_lets_others_write_images(lean: Path, tmp_path: Path) -> 
     environment = open_other(lean, cache)
     images = KernelImages(environment, judge_lean(environment.toolchain))
     images.prepare([("Init",)])
-    # Who can write to the cache folder can put another one in an image folder's place.
+    # Another user who can write to one of these could exchange a folder of images.
     made = [cache.parent, cache, cache / "kernel-images", *(cache / "kernel-images").rglob("*")]
     assert sum(path.suffix == ".olean" for path in made) == 4
     assert [path for path in made if path.stat().st_mode & 0o022] == []
