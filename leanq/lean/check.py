@@ -96,7 +96,7 @@ class Target:
         holes: definitions whose values the candidate may choose; None for all that are a sorry.
         is_whole: whether the candidate has to have all that the target declares, beside the
             theorems.
-        stand_in: an axiom of ours in the candidate.
+        stand_ins: axioms of ours for the holes that stay open, the target's and the candidate's.
         examples: the names of ours for the examples of both.
     """
 
@@ -105,7 +105,7 @@ class Target:
     theorems: Sequence[Sequence[str | int]] = ()
     holes: Sequence[str] | None = ()
     is_whole: bool = False
-    stand_in: str = ""
+    stand_ins: Sequence[str] = ()
     examples: Sequence[str] = ()
 
     def order(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Target:
             "theorems": self.theorems,
             "holes": self.holes,
             "is_whole": self.is_whole,
-            "stand_in": self.stand_in,
+            "stand_ins": self.stand_ins,
             "examples": self.examples,
         }
 

@@ -109,21 +109,23 @@ class Targets:
         compiled.check(request.holes)
         return Target(compiled.file, compiled.ending, holes=request.holes)
 
-    async def of_source(self, source: str, filled: str, request: Request) -> tuple[Target, str]:
+    async def of_source(
+        self, source: str, filled: str, request: Request, stated: str
+    ) -> tuple[Target, str]:
         """Returns a source with holes as the target of its fillings, and the salt of its examples'
         names.
 
         Args:
             filled: the source with its holes filled.
+            stated: the source with all but the hole in question filled as in that.
 
         Raises:
             InvalidRequestError: the source does not compile any more, or the filling uses up the
                 names.
         """
         salt, names = _unused_names(source, filled)
-        text = await asyncio.to_thread(name_examples, source, salt)
-        options = NAMED_OPTIONS if text else ()
-        compiled = await self._compiled(text or source, request, options)
+        text, options = await asyncio.to_thread(named_as_in_source, stated, source, salt)
+        compiled = await self._compiled(text, request, options)
         target = Target(compiled.file, compiled.ending, holes=None, is_whole=True, examples=names)
         return target, salt
 

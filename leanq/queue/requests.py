@@ -84,6 +84,7 @@ Rule = Literal[
     "axiom",  # an axiom that the caller allows, but that the candidate itself declares
     "hole_not_named",  # a definition whose value is a sorry, but that is not named as a hole
     "hole_uses_theorem",  # the value of a hole depends on a theorem to be proved
+    "hole_uses_hole",  # a tactic proves by what stands in for another hole of its text
     "target_lacks",  # the target does not declare a theorem that is asked for
     "target_unread",  # Lean has not read the target to its end
 ]

@@ -14,11 +14,12 @@ from typing import Literal
 
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.infos import Infos
+from leanq.lean.audit.interner import Interner
 from leanq.lean.audit.kernel import Kernel, RefusedError
 from leanq.lean.audit.known_names import KERNEL_NAMES, QUOT_DECL
 from leanq.lean.audit.olean import display
 from leanq.lean.audit.rebuild import Rebuilder
-from leanq.lean.audit.statement import Interner, View
+from leanq.lean.audit.statement import View
 
 # The parts of `View.whole`.
 _ASPECTS = (

@@ -166,7 +166,7 @@ class _Bench:
             theorems=[tuple(each) for each in order["theorems"]],
             holes=order["holes"],
             is_whole=order["is_whole"],
-            stand_in=order["stand_in"],
+            stand_ins=order["stand_ins"],
             allowed=order["allowed"],
             ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
         )

@@ -46,11 +46,14 @@ from leanq.lean.audit.image import (
     Name,
     Raw,
 )
+from leanq.lean.audit.interner import Interner, Value
 from leanq.lean.audit.layouts import Damaged, shape
 from leanq.lean.audit.olean import display
+from leanq.lean.audit.stand_ins import ALONE, Use, Uses
 from leanq.lean.audit.survey import places
 
 SORRY: Name = ("sorryAx",)
+_STAND_IN: Value = ("stand-in",)
 
 # Extensions of attributes by which a program runs that is not the one that a proof is about.
 _OVERRIDES = (
@@ -68,8 +71,6 @@ _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 _MAX_LEVEL_DEPTH = 400
 _RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
-
-Value = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +96,6 @@ class Comparison:
 
     theorems: list[Name]
     differences: list[Difference] = field(default_factory=list)
-
-
-class Interner:
-    """Numbers for expressions and levels: equal ones have the same number, in whatever file."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Value, int] = {}
-
-    def number(self, key: Value) -> int:
-        """Returns the number of this key."""
-        return self.numbers.setdefault(key, len(self.numbers))
 
 
 class _Scope:
@@ -140,6 +130,10 @@ class View:
             self._settle(self._image.constants_in(root))
         number, names = self._number(raw, root)
         return number, self._unfolded(names)
+
+    def count_as(self, name: Name, meaning: int) -> None:
+        """Lets a constant count as something with this number."""
+        self._meanings[name] = meaning
 
     def _settle(self, names: Iterable[Name]) -> None:
         """Finds the meanings of the constants that count as what they are; without recursion."""
@@ -339,6 +333,14 @@ class Stated:
             if raw.safe and raw.kind in ("definition", "theorem") and name not in names
         }
 
+    def uses(self, stand_in: Name, reader: Uses) -> Iterator[tuple[Name, frozenset[Use]]]:
+        """Yields what a stand-in is used for, by constants."""
+        image = self.image
+        for name, raw in self.constants.items():
+            if stand_in in image.constants_in(*raw.parts):
+                for root in raw.parts:
+                    yield name, reader.of(self.view.expression(raw, root)[0])
+
     def is_open(self, raw: Raw) -> bool:
         """Returns whether its value is a `sorry`, or leads to one through constants that Lean
         made."""
@@ -424,7 +426,7 @@ def compare(
     holes: Collection[str] | None = (),
     ignored: Collection[Name] = (),
     is_whole: bool = False,
-    stand_in: str = "",
+    stand_ins: Sequence[str] = (),
     allowed: Collection[str] = (),
 ) -> Comparison:
     """Compares two files.
@@ -435,7 +437,7 @@ def compare(
             None for all of them. The candidate has to have the named ones.
         ignored: constants of either file that do not count.
         is_whole: whether the candidate has to have all that the target's text declares.
-        stand_in: an axiom of ours, which the candidate may declare as it likes.
+        stand_ins: axioms of ours for the holes that stay open, the target's and the candidate's.
         allowed: axioms that the caller allows; if the candidate declares one, it has to be the
             target's.
 
@@ -447,13 +449,32 @@ def compare(
     for each in ignored:
         ours.constants.pop(each, None)
         theirs.constants.pop(each, None)
+    for name, stated in zip(stand_ins, (ours, theirs), strict=False):
+        stated.constants.pop((name,), None)
+        stated.view.count_as((name,), interner.number(_STAND_IN))
     own = own_constants if is_whole else own_theorems
     wanted = list(theorems) or own(target, ours.constants)
     open_ = [name for name in ours.constants if holes and display(name) in holes]
     by_name = {*wanted, *open_, *_told_by_name(ours, theirs), *_told_by_name(theirs, ours)}
     ours.count_by_name(by_name)
     theirs.count_by_name(by_name)
-    return _Comparing(ours, theirs, wanted, open_, holes, stand_in, allowed).run()
+    found = _Comparing(ours, theirs, wanted, open_, holes, stand_ins, allowed).run()
+    if stand_ins:
+        found.differences += _compare_uses(ours, theirs, stand_ins, interner)
+    return found
+
+
+def _compare_uses(
+    ours: Stated, theirs: Stated, stand_ins: Sequence[str], interner: Interner
+) -> Iterator[Difference]:
+    """Yields a difference if a stand-in proves in the candidate what no other hole states."""
+    mine, other = ((name,) for name in stand_ins)
+    reader = Uses(interner, interner.number(_STAND_IN), theirs.image.spend)
+    known = frozenset[Use]().union(*(uses for _, uses in ours.uses(mine, reader)))
+    for name, uses in theirs.uses(other, reader):
+        if ALONE in uses or not all(reader.fits(use, known) for use in uses - known):
+            text = "it proves by what stands in for another hole; close that hole first"
+            yield Difference(display(name), "hole_uses_hole", text)
 
 
 def what_is_open(target: Image) -> tuple[bool, list[Name]]:
@@ -488,13 +509,13 @@ class _Comparing:
         wanted: list[Name],
         open_: list[Name],
         holes: Collection[str] | None,
-        stand_in: str,
+        stand_ins: Sequence[str],
         allowed: Collection[str],
     ) -> None:
         self._ours, self._theirs = ours, theirs
         self._wanted, self._open = wanted, open_
-        self._holes, self._stand_in = holes, stand_in
-        self._allowed = set(allowed) - {stand_in}
+        self._holes, self._stand_ins = holes, stand_ins
+        self._allowed = set(allowed).difference(stand_ins)
         self._found = Comparison(wanted)
         self._seen: set[Name] = set()
 
@@ -512,7 +533,7 @@ class _Comparing:
         self._compare_axioms()
         extra = self._theirs.overrides() - self._ours.overrides()
         for extension, declaration in sorted(extra):
-            if declaration == self._stand_in:
+            if declaration in self._stand_ins:
                 continue
             text = f"{extension} gives it another program in the candidate alone"
             self._differs(Difference(declaration, "overridden", text))

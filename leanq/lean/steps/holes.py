@@ -335,13 +335,14 @@ def draft_trial(
             levels.append([])
     levels[-1].append(tactic)
     draft = Draft()
-    numbers = count(1)
+    # Odd numbers are for goals of blocks around, so that holes keep theirs whatever is left there.
+    even = count(2, 2)
 
-    def other(hole: Hole) -> None:
+    def other(hole: Hole, number: int | None = None) -> None:
         if not stand_in or hole.form == "unknown":
             draft.add(_SORRY)
         else:
-            proof = f"({stand_in} ({_type_of(next(numbers))}) _)"
+            proof = f"({stand_in} ({_type_of(number or next(even))}) _)"
             draft.add(proof if hole.form == "term" else f"exact {proof}")
 
     opening, closing = _INNER if stand_in else ("", "")
@@ -357,9 +358,9 @@ def draft_trial(
             else:
                 fill_holes(each.text, each.holes, each.opened, level + 1)
         if level < len(outside):
-            for _ in range(outside[level]):
+            for place in range(outside[level]):
                 draft.add("\n;\n")
-                other(Hole(0, "tactic"))
+                other(Hole(0, "tactic"), 2 * (place * len(outside) + level) + 1)
         draft.add(f"\n{closing}")
 
     def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:

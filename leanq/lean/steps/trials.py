@@ -145,6 +145,18 @@ class _Step:
         texts = [tactic.text for tactic in (*move.recipe.tactics, move.tactic)]
         return await self._auditor.runs_programs("\n".join(texts))
 
+    async def _without_tactic(self, stand_in: str) -> str:
+        """Returns the text with the tactic's own hole open, and a stand-in for all others."""
+        recipe, unfilled = self._move.recipe, Tactic("exact sorry")
+        draft = draft_trial(recipe, unfilled)
+        outside: Sequence[int] = ()
+        if len(draft.blocks) > 1:
+            # The tactic may have closed some of these goals as well.
+            async with self._lean.slot() as slot:
+                run = await self._try(slot, draft)
+            outside = draft.left_outside(run.outcome.messages)
+        return draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside).text
+
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left. Verifies the whole text against its source, so that the tactics have
         changed nothing but the contents of the holes."""
@@ -161,14 +173,19 @@ class _Step:
             return _unverified(reply, word)
         request = structs.replace(self._request, allow_axioms=allowed)
         source = move.recipe.source.code
-        target, salt = await self._targets.of_source(source, draft.text, self._request)
+        stand_ins: tuple[str, ...] = ()
+        stated = source
+        if stand_in:
+            stand_ins = (f"_leanq_{move.state[:16]}", stand_in)
+            stated = await self._without_tactic(stand_ins[0])
+        target, salt = await self._targets.of_source(source, draft.text, self._request, stated)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
         checked = await check(
             self._lean,
             self._auditor,
             request,
             text,
-            target=replace(target, stand_in=stand_in),
+            target=replace(target, stand_ins=stand_ins),
             options=options,
         )
         checked = structs.replace(checked, theorems=())

@@ -160,7 +160,7 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a")
     assert draft.text == (
         '@[extern "lean_sorry", never_extract] axiom _a.{u} (hole : Type) (α : Sort u) : α\n'
-        "x := (by {(\nskip\n;\nexact f (_a ((Prop → Prop) → Prop) _) "
+        "x := (by {(\nskip\n;\nexact f (_a ((Prop → Prop) → Prop → Prop) _) "
         "(by {(\nskip\n;\nexact h\n)})\n)})"
     )
 
@@ -200,7 +200,7 @@ def test_a_stand_in_comes_after_the_imports() -> None:
     assert draft_trial(recipe, Tactic("h"), stand_in="_a").text == (
         "import A\nimport B\n"
         '@[extern "lean_sorry", never_extract] axiom _a.{u} (hole : Type) (α : Sort u) : α\n'
-        "\n\ntheorem t : a := ⟨(by {(\nskip\n;\nh\n)}), (_a ((Prop → Prop) → Prop) _)⟩"
+        "\n\ntheorem t : a := ⟨(by {(\nskip\n;\nh\n)}), (_a ((Prop → Prop) → Prop → Prop) _)⟩"
     )
 
 

@@ -254,6 +254,19 @@ async def test_a_tactic_with_holes_of_its_own(lean: Lean) -> None:
 
 
 @pytest.mark.slow
+async def test_a_tactic_that_closes_a_goal_around_its_hole_beside_another(lean: Lean) -> None:
+    code = f"""{HEAD}inductive Any (a : Type) (p : a → Prop) : Prop where
+  | of (w : a) (h : p w) : Any a p
+theorem t : Any Nat (fun n => n = 5) := sorry
+theorem u : 1 = 1 := sorry
+"""
+    opened = await lean.step((await lean.check(code)).sorries[0].state, "refine Any.of ?w sorry")
+    assert opened.goals == ("case w\n⊢ Nat",)
+    reply = await lean.step(opened.sorries[0].state, "exact rfl")
+    assert (reply.verdict, reply.axioms) == ("accepted", ("sorryAx",))
+
+
+@pytest.mark.slow
 async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "constructor\nexact sorry")
