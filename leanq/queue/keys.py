@@ -1,7 +1,7 @@
 """Every key of leanq in Redis, most of them written by scripts alone.
 
-A new key also stands in ``lua/register.lua``, which asks for the right to it, and in
-``deploy/users.acl``.
+A new key also stands in ``deploy/users.acl``. One that workers write stands in
+``lua/register.lua`` too, which asks for the right to it.
 
 All keys of a shard begin with ``{PREFIX:SHARD}``. This hash tag keeps them in one slot of a
 cluster, so that one script can change them together. A request id names its shard. If there are

@@ -653,10 +653,16 @@ def rules_of(role: str) -> list[str]:
     return line.split()[2:]
 
 
+# As the table of keys calls those who write without a worker.
+_OTHER_WRITERS = re.compile(r"the operator|the scaler|pause|alias|replay_")
+
+
 def keys_that_workers_write() -> set[str]:
     """As ``:phase``, or ``:req:`` where something follows."""
-    table = re.findall(r"^\| ``(:[a-z]+:?)", keys.__doc__ or "", re.MULTILINE)
-    return {*table} - {":weights", ":aliases", ":paused", ":scaler", ":replay:"}
+    rows = re.findall(
+        r"^\| ``(:[a-z]+:?).*?`` \| .* \| (.*?) \| .*? \|$", keys.__doc__ or "", re.MULTILINE
+    )
+    return {key for key, writer in rows if not _OTHER_WRITERS.match(writer)}
 
 
 def asked_for() -> list[set[str]]:
