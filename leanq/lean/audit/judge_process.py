@@ -125,16 +125,23 @@ class _Bench:
         except (KernelLimitError, MemoryError, RecursionError) as error:
             return {"limit": str(error) or type(error).__name__}
 
-    def _judge(self, image: Image, order: dict[str, Any]) -> dict[str, Any]:
+    def _before_kernel(self, image: Image) -> tuple[dict[Name, Raw], Judge | None]:
+        """Makes all checks of a file that come before the kernel's; returns its constants, and
+        their judge if there is a kernel."""
         constants = image.constants()
-        ending = endings(image, constants, order["ending"])
         check_imports(image, frozenset(self.modules), is_module=self.is_module)
+        if self.kernel is None:
+            return constants, None
+        check_reserved(image, constants, self._declaring(self.kernel))
+        renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
+        return constants, Judge(self.kernel, image, constants, renamed)
+
+    def _judge(self, image: Image, order: dict[str, Any]) -> dict[str, Any]:
+        constants, judge = self._before_kernel(image)
+        ending = endings(image, constants, order["ending"])
         references: dict[Name, set[Name]] = {}
         nodes, disagrees = 0, ""
-        if self.kernel is not None:
-            check_reserved(image, constants, self._declaring(self.kernel))
-            renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
-            judge = Judge(self.kernel, image, constants, renamed)
+        if self.kernel is not None and judge is not None:
             try:
                 judge.run()
             except DisagreementError as error:
@@ -212,8 +219,9 @@ class _Bench:
         self, image: Image, place: tuple[int, int], names: Collection[str]
     ) -> tuple[str, Survey]:
         """Returns an example's name, and what it leads to, after judging it."""
-        constants = image.constants()
-        check_imports(image, frozenset(self.modules), is_module=self.is_module)
+        if self.kernel is not None:
+            self.kernel.start_anew()
+        constants, judge = self._before_kernel(image)
         by_name = {name for name in constants if name[-1] == NAME}
         known = places(image)
         here = [name for name in by_name if name in known and known[name][1][:2] == place]
@@ -227,16 +235,11 @@ class _Bench:
         # Its local declarations, which it need not use, have their names below its own.
         made = [name for name in constants if name[: len(here[0])] == here[0]]
         references: dict[Name, set[Name]] = {}
-        if self.kernel is not None:
-            self.kernel.start_anew()
-            renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
-            judge = Judge(self.kernel, image, constants, renamed)
+        if judge is not None:
             judge.run(made)
             references = judge.references
         reached = led_to(image, constants, made, references)
         own = {name: constants[name] for name in reached}
-        if self.kernel is not None:
-            check_reserved(image, own, self._declaring(self.kernel))
         return display(here[0]), survey(image, own, reached)
 
     def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
