@@ -15,6 +15,7 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from leanq.errors import UsageError
@@ -40,6 +41,10 @@ _HEADS_END = re.compile(rb"\n\r?\n")
 # The body of a request with a key gets this time, and a second more for so many bytes.
 _BODY_S = 20.0
 _BODY_BYTES_PER_S = 65_536
+# A head may have so many lines and bytes, and so may the trailers of a body. The longest head that
+# is read in one turn, of lines with four bytes, would stop the loop for 80 ms.
+_HEAD_LINES, _HEAD_BYTES = 100, 16_384
+_TOO_LONG = 431
 # A body may have so many chunks, and one more for every so many bytes.
 _TINY_CHUNKS, _TINY_CHUNK_BYTES = 1000, 32
 # Time to answer those whose requests are given up.
@@ -49,22 +54,49 @@ _Caller = tuple[str | None, str]
 """The name of a key, or None and the address of a peer whose connection never had one."""
 
 
+class _Buffer(ReceiveBuffer):
+    """h11's buffer, but it refuses heads and trailers that take long to read."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        lines: list[bytearray] | None = super().maybe_extract_lines()
+        if lines and (len(lines) > _HEAD_LINES or sum(map(len, lines)) > _HEAD_BYTES):
+            raise h11.RemoteProtocolError("too long", error_status_hint=_TOO_LONG)
+        return lines
+
+
 class _Connection(h11.Connection):
-    """h11's connection, but it refuses a body in tiny chunks: each costs the loop some 30 µs."""
+    """h11's connection, but it refuses what costs the loop too much: long heads, tiny chunks.
+
+    A chunk takes some 30 µs.
+
+    Attributes:
+        fault: what the caller is told about a refused request; None for what is no HTTP.
+    """
 
     def __init__(self) -> None:
-        super().__init__(h11.SERVER)
+        super().__init__(h11.SERVER, _HEAD_BYTES)
+        self._receive_buffer = _Buffer()
         self._chunks = self._bytes = 0
+        self.fault: str | None = None
 
     def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._chunks = self._bytes = 0
-        elif isinstance(event, h11.Data):
-            self._chunks += 1
-            self._bytes += len(event.data)
-            if self._chunks > _TINY_CHUNKS + self._bytes / _TINY_CHUNK_BYTES:
-                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._chunks = self._bytes = 0
+            elif isinstance(event, h11.Data):
+                self._chunks += 1
+                self._bytes += len(event.data)
+                if self._chunks > _TINY_CHUNKS + self._bytes / _TINY_CHUNK_BYTES:
+                    self.fault = "The chunks of the body are too small."
+                    raise h11.RemoteProtocolError("tiny chunks")
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == _TOO_LONG:
+                self.fault = (
+                    f"The headers are too long: a request may have {_HEAD_LINES} lines and "
+                    f"{_HEAD_BYTES} bytes of them."
+                )
+            raise
         return event
 
 
@@ -108,7 +140,7 @@ class _Protocol(H11Protocol):
 
     def __init__(self, connections: Connections, turns: _Turns, **how: Any) -> None:
         super().__init__(**how)
-        self.conn = _Connection()
+        self.conn: _Connection = _Connection()
         self._all = connections
         self._turns = turns
         self._caller: _Caller = None, ""
@@ -169,7 +201,7 @@ class _Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            super().send_400_response(self.conn.fault or msg)
         else:
             # An answer has begun, or was given before the body came to its end.
             self.close()

@@ -221,7 +221,16 @@ async def nonsense(target: Target) -> None:
     """What is no HTTP, wrong keys, and logins that end before they have begun."""
     wrong = Target(target.port, "wrong", target.came)
     login = target.head("POST /page/login", "Content-Length: 10", key=False)
+    names, lines = (f"X{number}:" for number in range(8000)), ["a:"] * 12_000
+    named = target.head("GET /health", *names, "Connection: close", key=False)
+    chunked = ("Transfer-Encoding: chunked", "Connection: close")
+    trailed = (
+        target.head("POST /health", *chunked, key=False)
+        + "\r\n".join(("0", *lines, "", "")).encode()
+    )
     while True:
+        await target.send("many headers", named, 5.0)
+        await target.send("many trailers", trailed, 5.0)
         await target.send("no HTTP", b"\x16\x03\x01 nonsense\r\n\r\n", 2.0)
         await target.send("wrong key", wrong.head("GET /v1/status", "Connection: close"), 5.0)
         await target.send(

@@ -155,6 +155,40 @@ async def test_a_body_in_tiny_chunks_is_refused(gateway: Gateway, size: int, tak
     writer.close()
 
 
+_LINES = b"X: y\r\n" * 5000
+_LONG = b"X: " + b"y" * 20_000 + b"\r\n"
+_CHUNKS = b"POST /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + b"\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEALTH + _LINES,
+        (HEALTH + _LINES).replace(b"\r\n", b"\n"),
+        HEALTH + b"X: y\r\n" + _LINES.replace(b"X:", b" "),
+        HEALTH + _LONG,
+        _CHUNKS + _LINES,
+        _CHUNKS + _LONG,
+    ],
+)
+async def test_long_heads_and_trailers_are_refused_before_they_take_long_to_read(
+    gateway: Gateway, data: bytes
+) -> None:
+    """A stranger's head of 64 KiB would stop the loop for 80 ms."""
+    reader, writer = await connect(gateway)
+    writer.write(data + b"\r\n")
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        said = await reader.read()
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"The headers are too long: a request may have 100 lines and 16384 bytes" in said
+    writer.close()
+
+
+async def test_a_head_with_many_usual_headers_is_read(gateway: Gateway) -> None:
+    headers = {f"X-Header-{number}": "v" * 150 for number in range(80)}
+    assert (await gateway.http.get("/health", headers=headers)).status_code == 200
+
+
 async def test_a_client_that_leaves_amid_its_body_is_a_line_for_debugging_alone(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
