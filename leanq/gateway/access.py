@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leanq.errors import UnknownStateError
 from leanq.gateway.keys import Key, KeyFile, Right
-from leanq.gateway.limits import Connections
+from leanq.gateway.limits import Connection, Connections
 from leanq.queue.metrics import count
 from leanq.queue.requests import Reply
 
@@ -64,8 +64,8 @@ class Access:
         # By the key's name: how many requests it may send at once (below 0 if it sent more), and
         # the time of that count.
         self._allowance: dict[str, tuple[float, float]] = {}
-        # By tenant, for HTTP requests under way: the bytes of their bodies, and the requests that
-        # were admitted but not sent yet.
+        # By tenant, for HTTP requests under way: the bytes of their bodies and answers, and the
+        # requests that were admitted but not sent yet.
         self._bodies_bytes: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
 
@@ -200,6 +200,12 @@ class Access:
         self._allowance[key.name] = allowed - number, now_s
         return None
 
+    def check_memory(self, key: Key, more_bytes: int = 0) -> None:
+        """Raises HTTPException (429) if the tenant's bodies and answers take too much memory."""
+        if self._bodies_bytes[key.tenant] + more_bytes > key.outstanding_mb << 20:
+            count("leanq_http_refusals_total", "outstanding bytes")
+            raise _too_many(_too_many_bytes(key), _RETRY_AFTER_S)
+
     @contextlib.contextmanager
     def body(self, key: Key) -> Iterator[Callable[[int], None]]:
         """Counts the bytes of an HTTP request's body while it is held.
@@ -207,20 +213,32 @@ class Access:
         Yields a function that notes further bytes. It raises HTTPException (429) if the tenant's
         bodies take too much memory.
         """
+        with self.answer(key) as hold:
+
+            def note(more_bytes: int) -> None:
+                # A body that is refused does not count, or it would have answers refused, too.
+                self.check_memory(key, more_bytes)
+                hold(more_bytes)
+
+            yield note
+
+    @contextlib.contextmanager
+    def answer(self, key: Key) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of an answer that its reader has not taken.
+
+        Yields a function that notes further bytes.
+        """
         bodies_bytes, tenant, held_bytes = self._bodies_bytes, key.tenant, 0
 
-        def note(more_bytes: int) -> None:
+        def hold(more_bytes: int) -> None:
             nonlocal held_bytes
             held_bytes += more_bytes
             bodies_bytes[tenant] += more_bytes
-            if bodies_bytes[tenant] > key.outstanding_mb << 20:
-                count("leanq_http_refusals_total", "outstanding bytes")
-                raise _too_many(_too_many_bytes(key), _RETRY_AFTER_S)
 
         try:
-            yield note
+            yield hold
         finally:
-            bodies_bytes[tenant] -= held_bytes
+            hold(-held_bytes)
             if not bodies_bytes[tenant]:
                 del bodies_bytes[tenant]
 
@@ -363,17 +381,30 @@ class Authenticated:
         with contextlib.ExitStack() as under_way:
             try:
                 key = self._access.key_of(Headers(scope=scope).get("authorization"))
-                under_way.enter_context(self._connections.carrying(scope, key, streams=streams))
+                connection = under_way.enter_context(
+                    self._connections.carrying(scope, key, streams=streams)
+                )
             except HTTPException as error:
                 await self._refuse(path, error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["key"] = key
+            sending = _until_taken(send, connection)
             if streams:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, sending)
                 return
             note = under_way.enter_context(self._access.body(key))
             app = RequestBodyLimitMiddleware(self._app, key.body_mb << 20)
-            await app(scope, _noted(receive, note), send)
+            hold = under_way.enter_context(self._access.answer(key))
+
+            async def refuse() -> bool:
+                try:
+                    self._access.check_memory(key)
+                except HTTPException as error:
+                    await self._refuse(path, error)(scope, receive, send)
+                    return True
+                return False
+
+            await app(scope, _noted(receive, note), _held(sending, hold, refuse))
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._apart)
@@ -387,6 +418,45 @@ def _noted(receive: Receive, note: Callable[[int], None]) -> Receive:
         return message
 
     return receive_noted
+
+
+def _until_taken(send: Send, connection: Connection | None) -> Send:
+    async def send_until_taken(message: Message) -> None:
+        await send(message)
+        if connection and message.get("body"):
+            await connection.taken()
+
+    return send_until_taken
+
+
+def _held(send: Send, hold: Callable[[int], None], refuse: Callable[[], Awaitable[bool]]) -> Send:
+    """Counts the bytes of each part of an answer while it is sent.
+
+    Args:
+        hold: counts further bytes.
+        refuse: sends another answer instead, and returns True, if the tenant's take too much
+            memory.
+    """
+    start: Message | None = None
+    is_refused = False
+
+    async def send_held(message: Message) -> None:
+        nonlocal start, is_refused
+        if message["type"] == "http.response.start":
+            start = message
+            return
+        if start:
+            begun, start = start, None
+            is_refused = await refuse()
+            if not is_refused:
+                await send(begun)
+        if not is_refused:
+            size_bytes = len(message.get("body", b""))
+            hold(size_bytes)
+            await send(message)
+            hold(-size_bytes)
+
+    return send_held
 
 
 class OneLength:

@@ -37,6 +37,9 @@ class Connection(Protocol):
     def has_key(self, name: str, *, streams: bool) -> None:
         """Notes that the request under way has the key of this name."""
 
+    async def taken(self) -> None:
+        """Waits until the client has taken what was sent, or has gone."""
+
     def close(self) -> None:
         """Ends the connection at once."""
 
@@ -133,8 +136,12 @@ class Connections:
         return next(iter(self._idle), None)
 
     @contextlib.contextmanager
-    def carrying(self, scope: Scope, key: Key, *, streams: bool = False) -> Iterator[None]:
+    def carrying(
+        self, scope: Scope, key: Key, *, streams: bool = False
+    ) -> Iterator[Connection | None]:
         """Counts a key's request while it is under way; ``streams``: its body is read bit by bit.
+
+        Yields its connection, if this gateway serves one.
 
         Raises:
             HTTPException: 429, the key has too many under way.
@@ -149,8 +156,9 @@ class Connections:
             )
         self._under_way[key.name] += 1
         try:
-            if connection := scope.get("state", {}).get(CONNECTION):
+            connection: Connection | None = scope.get("state", {}).get(CONNECTION)
+            if connection:
                 connection.has_key(key.name, streams=streams)
-            yield
+            yield connection
         finally:
             self._under_way[key.name] -= 1

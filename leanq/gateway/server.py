@@ -228,6 +228,10 @@ class _Protocol(H11Protocol):
             began_s = self.loop.time()
             self._overdue = self.loop.call_later(_BODY_S, self._look_at_body, began_s)
 
+    async def taken(self) -> None:
+        """Waits until the client has taken what was sent, but for some KiB, or has gone."""
+        await self.flow.drain()
+
     def close(self) -> None:
         """Ends the connection at once."""
         if self.transport.get_write_buffer_size():
@@ -245,7 +249,10 @@ class _Protocol(H11Protocol):
         elif cycle is not None:
             return
         if self._overdue is None:
-            self._overdue = self.loop.call_later(_HEAD_S, self._give_up)
+            # An answer that was not taken yet takes its reader's time, too.
+            unread_bytes = self.transport.get_write_buffer_size()
+            wait_s = _HEAD_S + unread_bytes / _BODY_BYTES_PER_S
+            self._overdue = self.loop.call_later(wait_s, self._give_up)
 
     def _forget(self) -> None:
         if self._overdue:
@@ -360,6 +367,14 @@ class GatewayServer:
         """
         self._app.state.readiness.ending = True
         self._app.state.stopping.set()
-        asyncio.get_running_loop().call_later(self._grace_s, self._app.state.ending.set)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._grace_s, self._app.state.ending.set)
+        loop.call_later(self._grace_s + _LAST_WORDS_S / 2, self._close)
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
+
+    def _close(self) -> None:
+        """Ends connections whose peers have not taken their answers."""
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, _Protocol)
+            connection.close()

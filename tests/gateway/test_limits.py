@@ -29,6 +29,9 @@ class Connection:
     def has_key(self, name: str, *, streams: bool) -> None:
         """Nothing more is done about it here."""
 
+    async def taken(self) -> None:
+        """Nothing was sent."""
+
     def close(self) -> None:
         self.closed = True
 
