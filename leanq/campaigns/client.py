@@ -330,7 +330,7 @@ class OverHttp:
             ) as http:
                 answer = http.request(method, f"/v1/campaigns{path}", headers=headers, **how)
         except httpx2.TransportError as error:
-            raise unavailable(error) from None
+            raise unavailable(self._gateway.url, error) from None
         if not answer.is_success:
             raise problem_in(answer)
         return answer

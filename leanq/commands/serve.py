@@ -143,7 +143,14 @@ def serve(
     made = make_keys(keys) if make_key and keys else None
     name, _, path = env.partition("=")
     access = Access(KeyFile(keys) if keys else None, check_name("environment", name))
-    if path and (url or UpFile(os.environ).read()):
+    has_queue = url or UpFile(os.environ).read()
+    if not path and name != DEFAULT_ENVIRONMENT and not has_queue:
+        raise UsageError(
+            f"--env {env!r}: nothing names a queue, so this gateway starts a worker, which needs "
+            f"the environment's folder: --env {name}=FOLDER; or name a queue with --url or "
+            "LEANQ_URL, or start one with 'leanq up'"
+        )
+    if path and has_queue:
         raise UsageError(
             f"--env {env!r}: a folder is for the worker that a gateway without a queue starts, and "
             "this one has a queue; offer it there with 'leanq worker --env', and give the name here"

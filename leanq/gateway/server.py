@@ -300,9 +300,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        # Python repeats the address behind the system's words.
+        why = (error.strerror or str(error)).partition(" (while")[0]
         raise UsageError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; name another "
-            "address with --host, or another port with --port"
+            f"cannot listen on {host}, port {port}: {why}; name another address with --host, or "
+            "another port with --port"
         ) from None
     # The kernel probes silent peers, and ends the connections of those that are gone.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -83,6 +83,7 @@ class GatewayRoute:
         self, url: str, key: str | None, *, unavailable_timeout_s: float, timings: ClientTimings
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._url = url
         self._http = httpx2.AsyncClient(
             base_url=url,
             headers=headers,
@@ -112,7 +113,7 @@ class GatewayRoute:
         except BaseException as error:
             await self._http.aclose()
             if isinstance(error, httpx2.TransportError):
-                raise unavailable(error) from None
+                raise unavailable(self._url, error) from None
             raise
         self._tasks.spawn(self._send_forever())
 
@@ -183,7 +184,7 @@ class GatewayRoute:
                         give_up_s = time.monotonic() + self._unavailable_timeout_s
                 except (httpx2.TransportError, UnavailableError) as error:
                     if time.monotonic() > give_up_s:
-                        self._end_each(batch, partial(unavailable, error))
+                        self._end_each(batch, partial(unavailable, self._url, error))
                         return
                 except LeanQError as error:
                     self._end_each(batch, partial(type(error), str(error)))
@@ -238,7 +239,7 @@ class GatewayRoute:
                 self._end(sent, await ask())
             except (httpx2.TransportError, UnavailableError) as error:
                 if time.monotonic() > give_up_s:
-                    self._end(sent, unavailable(error))
+                    self._end(sent, unavailable(self._url, error))
                     return
                 await asyncio.sleep(pause_s)
             except LeanQError as error:
@@ -352,6 +353,7 @@ def error_of(problem: Mapping[str, Any]) -> LeanQError:
     return UsageError(f"the gateway refuses the request ({status}): {detail}")
 
 
-def unavailable(error: Exception) -> UnavailableError:
+def unavailable(url: str, error: Exception) -> UnavailableError:
     """Returns the error for a gateway that cannot be reached."""
-    return UnavailableError(f"no gateway answers: {error or type(error).__name__}")
+    why = str(error) or type(error).__name__
+    return UnavailableError(f"no gateway answers at {url}: {why}")

@@ -19,6 +19,7 @@ from support.terminals import Process, Terminal, ended, own_server_of, samples, 
 
 from leanq.cli import cli
 from leanq.errors import UnavailableError, UsageError
+from leanq.gateway import server
 from leanq.queue.settings import Settings
 
 LONG = "theorem t (p : Prop) (h : p) : p := h\n" + "".join(
@@ -65,6 +66,27 @@ def test_a_gateway_that_others_reach_says_which_hosts_it_takes(client: Terminal)
     wait_for_line(process.stderr, "the gateway is at")
     process.send_signal(signal.SIGTERM)
     assert "only requests" not in ended(process).err
+
+
+def test_an_environment_that_nobody_would_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("LEANQ_URL", raising=False)
+    # No server of `leanq up` is found there.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    done = CliRunner().invoke(cli, ["serve", "--port", "0", "--env", "mathlib"])
+    assert isinstance(done.exception, UsageError)
+    assert "which needs the environment's folder: --env mathlib=FOLDER" in str(done.exception)
+
+
+def test_a_port_in_use_is_said_once() -> None:
+    with server.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            server.listen("127.0.0.1", port)
+    assert str(caught.value).startswith(
+        f"cannot listen on 127.0.0.1, port {port}: Address already in use; name another address"
+    )
 
 
 def test_a_grace_that_is_no_number() -> None:
