@@ -197,7 +197,7 @@ def _manifest(pack: Path, archive: tarfile.TarFile) -> Manifest:
 
 def _unpack(archive: tarfile.TarFile, manifest: Manifest, whole: Path) -> None:
     for part in ("toolchain", "project", *(f"folders/{n}" for n in range(manifest.folders))):
-        (whole / part).mkdir(parents=True)
+        make_folders(whole / part)
     made: set[Path] = set()
     while member := archive.next():
         place = PurePosixPath(member.name)
@@ -206,7 +206,7 @@ def _unpack(archive: tarfile.TarFile, manifest: Manifest, whole: Path) -> None:
             raise ValueError(f"{member.name!r} is no file of a pack")
         path = whole / place
         if path.parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             made.add(path.parent)
         with path.open("xb") as file:
             shutil.copyfileobj(content, file, 1 << 20)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -160,6 +161,21 @@ def test_a_folder_that_others_may_write_to_is_refused(pack: Path, tmp_path: Path
     folder.symlink_to(tmp_path)
     with pytest.raises(ToolchainError, match="other users can write to"):
         opened(pack, tmp_path)
+
+
+@pytest.fixture
+def loose_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("loose_umask")
+def test_no_umask_lets_others_write_in_what_is_unpacked(pack: Path, tmp_path: Path) -> None:
+    (tmp_path / "packs").mkdir(0o755)
+    opened(pack, tmp_path)
+    made = [path for path in (tmp_path / "packs").rglob("*") if path.stat().st_mode & 0o022]
+    assert made == []
 
 
 def test_another_lean_is_refused(pack: Path, tmp_path: Path) -> None:
