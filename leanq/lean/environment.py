@@ -232,7 +232,7 @@ def open_environment(
     except OSError as error:
         raise ToolchainError(
             f"environment {name}: cannot read {error.filename} ({error.strerror});"
-            " make it readable to the worker"
+            " make it readable to the worker, and leave it as it is meanwhile"
         ) from error
     fingerprint = _fingerprint(toolchain, options, header, scan, hashes)
     if packed and not options and fingerprint != packed.fingerprint:

@@ -6,13 +6,14 @@ The memory is believed only if this user or the superuser owns it and no other u
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
@@ -57,20 +58,35 @@ def content_hashes(
         brought: hashes that are known from elsewhere.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file cannot be read, or is no longer the one that was found.
     """
-    settled_ns = time.time_ns() - _SETTLED_NS
+    young = set(unsettled(files))
     known = _recall(memory)
     hashes = {file.path: digest for file in files if (digest := known.get(file, brought.get(file)))}
-    unknown = [file.path for file in files if file.path not in hashes]
+    unknown = [file for file in files if file.path not in hashes]
     if unknown:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = (content.hex() for content in pool.map(hash_file, unknown))
-            hashes |= zip(unknown, found, strict=True)
-    settled = {file: hashes[file.path] for file in files if file.ctime_ns < settled_ns}
+            hashes |= pool.map(_hash_found, unknown)
+    settled = {file: hashes[file.path] for file in files if file not in young}
     if settled != known:
         _remember(memory, settled)
     return hashes
+
+
+def unsettled(files: Iterable[File]) -> list[File]:
+    """Returns the files that may change yet, and then look as they do now."""
+    settled_ns = time.time_ns() - _SETTLED_NS
+    return [file for file in files if file.ctime_ns >= settled_ns]
+
+
+def _hash_found(found: File) -> tuple[str, str]:
+    """Returns a file's path and hash; raises OSError if another file is there by now."""
+    with open(found.path, "rb") as file:
+        content = hash_rest(file).hex()
+        status = os.fstat(file.fileno())
+    if File.of(found.name, found.path, status) != found:
+        raise OSError(errno.ESTALE, "it has changed while it was read", found.path)
+    return found.path, content
 
 
 def is_ours(status: os.stat_result) -> bool:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from support.paths import ROOT
 from leanq.errors import ToolchainError
 from leanq.lean import hashes as hashes_module
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.files import compiled_modules
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
 
@@ -188,13 +190,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose contents are read; no file counts as too young."""
     monkeypatch.setattr(hashes_module, "_SETTLED_NS", 0)
     names: list[str] = []
-    real = hashes_module.hash_file
+    real = hashes_module.hash_rest
 
-    def spy(path: str) -> bytes:
-        names.append(Path(path).name)
-        return real(path)
+    def spy(file: BufferedReader) -> bytes:
+        names.append(Path(file.name).name)
+        return real(file)
 
-    monkeypatch.setattr(hashes_module, "hash_file", spy)
+    monkeypatch.setattr(hashes_module, "hash_rest", spy)
     return names
 
 
@@ -219,6 +221,44 @@ def test_file_that_was_just_changed_is_not_remembered(
     site.open()
     site.open()
     assert len(hashed) == 2 * 9
+
+
+@pytest.mark.usefixtures("hashed")
+def test_the_hash_of_another_file_is_not_remembered(site: Site) -> None:
+    """As when a link moves on to the next release while its files are read, and then back."""
+    for release in ("v1", "v2"):
+        site.write(f"releases/{release}/A.olean", release)
+    link, memory = site.root / "current", site.root / "memory"
+    link.symlink_to("releases/v1")
+    found = compiled_modules(link)
+
+    def moved_to(release: str) -> None:
+        link.unlink()
+        link.symlink_to(f"releases/{release}")
+
+    moved_to("v2")
+    with pytest.raises(OSError, match="it has changed while it was read"):
+        hashes_module.content_hashes(found, memory)
+    moved_to("v1")
+    path = found[0].path
+    content = hashes_module.content_hashes(found, memory)[path]
+    assert content == hashes_module.hash_bytes(b"v1").hex()
+
+
+def test_an_environment_that_changes_while_it_is_read_is_not_opened(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = hashes_module.hash_rest
+
+    def changing(file: BufferedReader) -> bytes:
+        read = real(file)
+        if file.name.endswith(A):
+            site.write(A, "of another length")
+        return read
+
+    monkeypatch.setattr(hashes_module, "hash_rest", changing)
+    with pytest.raises(ToolchainError, match=r"A\.olean .* changed while .* leave it as it is"):
+        site.open()
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
