@@ -332,9 +332,12 @@ class Judges:
             without_kernel=without_kernel,
             prints=self._prints,
         )
-        if lean.fault and self._images is not None:
-            # The next file may find that the disk has room again.
-            process.serves = None
+        if process.unavailable and self._images is not None and not without_kernel:
+            # A clean-up may have deleted images; the next file may find room on a full disk.
+            if await asyncio.to_thread(self._images.forget_lost):
+                await process.close()
+                return await self._start(imports, without_kernel)
+            process.serves = None if lean.fault else process.serves
         return process
 
     async def self_test(self) -> str:

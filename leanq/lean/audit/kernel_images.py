@@ -2,8 +2,9 @@
 
 Each module is transcribed once (:mod:`leanq.lean.audit.transcriber`) and kept under the hash of its
 content. For each state of an environment's files there is a folder of hard links to these images.
-It begins with what the last one has of modules that are the same, and fills as headers need more;
-`KernelImages.prepare_all` fills it at once. ::
+A state is which file belongs to which module, each file's size, times and inode, and the content of
+those that were just changed. The folder begins with what the last one has of modules that are the
+same, and fills as headers need more; `KernelImages.prepare_all` fills it at once. ::
 
     kernel-images/KEY/                KEY: the judge's Lean, and the code that transcribes
       store/AB/DIGEST.olean           the image of a module
@@ -52,6 +53,7 @@ from leanq.lean.hashes import (
     make_folders,
     make_ours,
     read_kept,
+    unsettled,
 )
 from leanq.lean.sandbox.sandbox import bare_python
 from leanq.lean.syntax import split_header
@@ -96,7 +98,7 @@ class _Fact(NamedTuple):
 
 
 class KernelImages:
-    """The images of one environment, as its files are at this moment.
+    """The images of one environment, as its files are when they are first asked for.
 
     Args:
         lean: the judge's.
@@ -108,12 +110,14 @@ class KernelImages:
     def __init__(self, environment: Environment, lean: JudgeLean) -> None:
         self.progress = ""
         self._environment, self._lean = environment, lean
+        self._root = environment.cache / "kernel-images"
         self._lock = threading.Lock()
         self._facts: dict[Name, _Fact] = {}
         self._files: dict[str, File] = {}
         self._paths: dict[Name, str] = {}
         self._content: Mapping[str, str] = {}
         self._folders: set[Name] = set()
+        self._state = ""
         self._store = ""
         self._view: Path | None = None
         self._homes: dict[str, Name] = {}
@@ -162,11 +166,28 @@ class KernelImages:
             faults = self._make(view, [*self._paths])
             return self._prepared(view, [*self._facts]), faults
 
+    def forget_lost(self) -> bool:
+        """Forgets images that are no longer there, as after a clean-up of old files; returns
+        whether there are any."""
+        with self._lock:
+            view, facts = self._view, self._facts
+            self._facts = {
+                module: fact
+                for module, fact in facts.items()
+                if view and _is_whole(_place(view, module), fact.image_bytes)
+            }
+            self._homes = {}
+            return len(self._facts) < len(facts)
+
     def _prepared(self, view: Path, modules: Sequence[Name]) -> Prepared:
         constants = sum(self._facts[module].constants for module in modules)
-        with open(self._path(_library(self._environment)[0]), "rb") as file:
+        path = self._path(_library(self._environment)[0])
+        with open(path, "rb") as file:
             start = file.read(64)
-        layout = f"files of Lean {header(start).lean or '4.9 to 4.13'} (layout {start[5]})"
+        try:
+            layout = f"files of Lean {header(start).lean or '4.9 to 4.13'} (layout {start[5]})"
+        except Damaged as error:
+            raise AuditError(f"{path} cannot be read any more: {error}") from None
         return Prepared(view, len(modules), constants, layout)
 
     def _found(self) -> Iterator[tuple[Name, str]]:
@@ -242,23 +263,18 @@ class KernelImages:
                 for folder in (self._view, *self._view.parents[:3]):
                     _take(folder)
                 return self._view
-        self._facts, self._files, self._homes = {}, {}, {}
-        self._content, self._folders = {}, set()
-        root = self._environment.cache / "kernel-images"
+        self._facts, self._homes, self._folders = {}, {}, set()
+        root = self._root
         make_folders(root.parent)
         _take(root)
         libraries = [File.at(path) for path in self._lean.libraries]
         hashes = content_hashes(libraries, root / "libraries.json")
         code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CODE]
         key = hash_bytes("".join(hashes[file.path] for file in libraries).encode() + b"".join(code))
-        for folder in self._environment.folders():
-            if folder.is_dir():
-                found = compiled_modules(folder)
-                self._files |= {f.path: f for f in found if f.path.endswith(_PARTS)}
-        self._paths = dict(self._found())
-        state = hash_bytes(repr(sorted(self._files.items())).encode()).hex()[:32]
+        # Not anew: the self-test was about these files.
+        self._state = self._state or self._look()
         base = root / key.hex()[:16]
-        view = base / "views" / state
+        view = base / "views" / self._state
         is_new = not view.is_dir()
         for folder in (base, base / "store", view.parent, view):
             _take(folder)
@@ -272,6 +288,20 @@ class KernelImages:
         self._view = view
         return view
 
+    def _look(self) -> str:
+        """Finds the environment's files; returns a name of their state."""
+        self._files = {}
+        for folder in self._environment.folders():
+            if folder.is_dir():
+                found = compiled_modules(folder)
+                self._files |= {f.path: f for f in found if f.path.endswith(_PARTS)}
+        self._paths = dict(self._found())
+        # Such a file may change once more, and look the same.
+        young = sorted(unsettled(self._files.values()))
+        content = [self._hashes().get(file.path) for file in young]
+        state = (sorted(self._paths.items()), sorted(self._files.items()), content)
+        return hash_bytes(repr(state).encode()).hex()[:32]
+
     def _learn(self, view: Path) -> None:
         """Learns what this process, or another one, has put into the folder."""
         for module, fact in _read_index(view):
@@ -284,7 +314,7 @@ class KernelImages:
         others = {status.st_mtime_ns: other for other, status in found if is_ours(status)}
         if not others:
             return
-        hashes = self._hashes(view)
+        hashes = self._hashes()
         for module, fact in _read_index(others[max(others)]):
             if self._paths.get(module) and fact.digest == self._digest(module, hashes):
                 image = self._image(fact.digest)
@@ -306,7 +336,7 @@ class KernelImages:
         faults: dict[str, str] = {}
         with _alone(base / "lock"):
             self._learn(view)
-            hashes = self._hashes(view)
+            hashes = self._hashes()
             jobs: dict[Name, dict[str, Any]] = {}
             for module in modules:
                 if module in self._facts and not adds_of_list:
@@ -364,12 +394,12 @@ class KernelImages:
         stem = self._path(module).removesuffix(".olean")
         return [hashes[each] for part in _PARTS if (each := stem + part) in hashes]
 
-    def _hashes(self, view: Path) -> Mapping[str, str]:
-        """Returns the hashes of all files, as they were when the folder was opened."""
+    def _hashes(self) -> Mapping[str, str]:
+        """Returns the hashes of all files that are as they were found."""
         if not self._content:
             folders = "\0".join(map(str, self._environment.folders()))
-            memory = view.parents[2] / f"hashes-{hash_bytes(folders.encode()).hex()[:32]}.json"
-            self._content = content_hashes([*self._files.values()], memory)
+            memory = self._root / f"hashes-{hash_bytes(os.fsencode(folders)).hex()[:32]}.json"
+            self._content = content_hashes([*filter(_is_as_found, self._files.values())], memory)
         return self._content
 
     def _transcribe(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -448,6 +478,13 @@ def _read_fact(image: str) -> _Fact | None:
     except (ValueError, KeyError, TypeError):
         pass
     return None
+
+
+def _is_as_found(file: File) -> bool:
+    try:
+        return File.of(file.name, file.path, os.stat(file.path)) == file
+    except OSError:
+        return False
 
 
 def _is_whole(image: str, size_bytes: int) -> bool:

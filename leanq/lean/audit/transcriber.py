@@ -96,6 +96,8 @@ def _answer(kernel: Kernel, job: Mapping[str, Any]) -> dict[str, Any]:
         why = str(error)
     except KeyError as error:
         why = f"it lacks {error}"
+    except UnicodeEncodeError:
+        why = "its name is not UTF-8"
     return {"fault": why}
 
 
@@ -121,6 +123,7 @@ def main() -> None:
     """Does the jobs: ``module`` and ``path`` name what to read, ``hashes`` are those of its parts,
     ``image`` is the file to write, and ``adds_of_list`` says if it gets a `String.ofList`."""
     sys.set_int_max_str_digits(0)
+    os.umask(0o022)  # an image that is being written is for no other user to write to, either
     lines = sys.stdin.read().splitlines()
     try:
         kernel = Kernel(json.loads(lines[0])["libraries"])

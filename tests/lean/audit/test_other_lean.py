@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -10,7 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,8 @@ from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.audit.known_names import KERNEL_NAMES
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
+from leanq.lean.files import File
+from leanq.lean.hashes import hash_bytes
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
@@ -217,12 +222,17 @@ async def test_no_module_beside_the_library_gives_names_a_meaning(
 
 @of_module
 async def test_a_changed_module_is_transcribed_alone(
-    lean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    lean: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "leanq.worker")
     folder = tmp_path / "modules"
     folder.mkdir()
     names = ("A", "B", "C")
+
+    monkeypatch.setattr("leanq.lean.hashes._SETTLED_NS", 0)
 
     def prepared() -> tuple[Path, int]:
         caplog.clear()
@@ -251,6 +261,140 @@ async def test_a_changed_module_is_transcribed_alone(
     assert (second / "A.olean").stat().st_ino == kept
     images.prepare([("B",)])
     assert (first / "B.olean").read_bytes() != (second / "B.olean").read_bytes()
+
+
+def declared(view: Path, module: str) -> list[str]:
+    return [".".join(map(str, each)) for each in Image(read_parts(view / module)).constants()]
+
+
+@of_module
+async def test_no_image_is_served_of_a_module_that_another_folder_hides(
+    lean: Path, tmp_path: Path
+) -> None:
+    """Two projects share their folders, and list them in another order."""
+    texts = {
+        "good": "def P : Prop := True\ntheorem p : P := True.intro\n",
+        "bad": "def P : Prop := False\naxiom p : P\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        compile_module(lean, "M", text, tmp_path / name)
+    opened = open_other(lean, tmp_path / "cache", tmp_path / "good")
+    good, bad = (tmp_path / name for name in texts)
+    verdicts = []
+    for folders in ((good, bad), (bad, good)):
+        scratch = tmp_path / f"scratch of {folders[0].name}"
+        scratch.mkdir()
+        async with new_site(replace(opened, search_path=folders), scratch) as site:
+            reply = await check(await site.driver(), "import M\ntheorem t : P := p\n")
+        verdicts.append(said(reply))
+    assert verdicts == [("accepted", None, "4.35.0"), ("rejected", "forbidden_axiom", "4.35.0")]
+
+
+@of_module
+async def test_no_image_is_served_of_a_file_that_another_one_has_replaced(
+    lean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link leads to the next release while a header is prepared, and then back."""
+    monkeypatch.setattr("leanq.lean.hashes._SETTLED_NS", 0)
+    for release, text in (("v1", "axiom one : Nat\n"), ("v2", "axiom two : Nat\n")):
+        (tmp_path / release).mkdir()
+        compile_module(lean, "M", text, tmp_path / release)
+    link = tmp_path / "current"
+
+    def moved_to(release: str) -> KernelImages:
+        link.unlink(missing_ok=True)
+        link.symlink_to(release)
+        environment = open_other(lean, tmp_path / "cache", link)
+        return KernelImages(environment, judge_lean(environment.toolchain))
+
+    moved_to("v1").prepare([("Init",)])
+    assert declared(moved_to("v2").prepare([("M",)]).folder, "M.olean") == ["two"]
+    first = moved_to("v1")
+    first.prepare([("Init",)])
+    moved_to("v2")
+    with pytest.raises(AuditError, match="its files have changed meanwhile"):
+        first.prepare([("M",)])
+    assert declared(moved_to("v1").prepare([("M",)]).folder, "M.olean") == ["one"]
+
+
+@of_module
+async def test_no_image_is_served_of_a_file_that_changes_within_a_tick_of_the_clock(
+    lean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems note whole seconds; this one's clock stands still."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    path = compile_module(lean, "M", "axiom one : Nat\n", folder)
+    other = compile_module(lean, "M", "axiom two : Nat\n", tmp_path).read_bytes()
+    real, now_ns = File.of.__func__, time.time_ns()  # type: ignore[attr-defined]
+    monkeypatch.setattr("leanq.lean.hashes._SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(
+        File,
+        "of",
+        classmethod(lambda *how: real(*how)._replace(mtime_ns=now_ns, ctime_ns=now_ns)),
+    )
+
+    def made() -> list[str]:
+        environment = open_other(lean, tmp_path / "cache", folder)
+        images = KernelImages(environment, judge_lean(environment.toolchain))
+        return declared(images.prepare([("M",)]).folder, "M.olean")
+
+    before = path.stat()
+    assert made() == ["one"]
+    path.write_bytes(other)
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+    assert made() == ["two"]
+
+
+@of_module
+async def test_images_that_were_deleted_are_those_of_the_same_files_again(
+    lean: Path, tmp_path: Path
+) -> None:
+    """The self-test was passed with the library as it was found."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    text = f"prelude\nimport Core\n{INIT}"
+    path = compile_module(lean, "Init", text, folder)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    view = images.prepare([("Init",)]).folder
+    before = declared(view, "Init.olean")
+    path.unlink()
+    compile_module(lean, "Init", f"{text}axiom more : Nat\n", folder)
+    shutil.rmtree(view)
+    assert images.prepare([("Init",)]).folder == view
+    assert declared(view, "Init.olean") == before
+
+
+@of_module
+async def test_a_library_that_cannot_be_read_any_more_is_named(lean: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    path = compile_module(lean, "Init", f"prelude\nimport Core\n{INIT}", folder)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    images.prepare([("Init",)])
+    path.write_bytes(b"rubbish" * 20)
+    with pytest.raises(AuditError, match=f"{path} cannot be read any more: it does not begin like"):
+        images.prepare([("Init",)])
+
+
+@of_module
+async def test_names_that_are_not_utf8_cost_no_other_module_its_image(
+    lean: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"modules \xff")
+    folder.mkdir()
+    for name in ("A", "B", "C"):
+        made = compile_module(lean, name, f"axiom in{name} : Nat\n", tmp_path)
+        made.rename(folder / made.name)
+    (folder / "A.olean").rename(folder / os.fsdecode(b"A\xff.olean"))
+    environment = open_other(lean, tmp_path / "cache", folder)
+    images = KernelImages(environment, judge_lean(environment.toolchain))
+    found, faults = images.prepare_all()
+    assert faults == {"«A\udcff»": "its name is not UTF-8"}
+    assert found.modules == 4
 
 
 @of_module
@@ -320,6 +464,38 @@ async def test_no_umask_lets_others_write_images(lean: Path, tmp_path: Path) -> 
     assert [path for path in made if path.stat().st_mode & 0o022] == []
 
 
+# Prints which rights others have to an image while it is being written.
+_WATCHED = """
+import io, os, stat, sys
+from leanq.lean.audit import transcriber
+
+os.umask(0)
+chmod = os.chmod
+
+def watched(path, mode):
+    print(oct(stat.S_IMODE(os.stat(path).st_mode) & 0o022), flush=True)
+    chmod(path, mode)
+
+os.chmod = watched
+sys.stdin = io.StringIO(sys.argv[1])
+transcriber.main()
+"""
+
+
+def test_no_umask_lets_others_write_an_image_that_is_being_made(lean: Path, tmp_path: Path) -> None:
+    path = lean.parents[1] / "lib" / "lean" / "Init.olean"
+    job = {
+        "module": ["Init"],
+        "path": str(path),
+        "hashes": [hash_bytes(path.read_bytes()).hex()],
+        "image": str(tmp_path / "image.olean"),
+        "adds_of_list": False,
+    }
+    first = {"libraries": [str(each) for each in wheel_libraries()]}
+    rights, answer = said_by_kernel(_WATCHED, "\n".join(map(json.dumps, (first, job)))).splitlines()
+    assert (rights, json.loads(answer)["module"]) == ("0o0", ["Init"])
+
+
 @of_module
 async def test_images_that_are_missing_or_damaged_are_made_again(
     lean: Path, tmp_path: Path
@@ -386,6 +562,38 @@ async def test_a_trouble_with_images_passes(lean: Path, tmp_path: Path) -> None:
         assert "M cannot be read for the judge's kernel" in found.unavailable
         path.write_bytes(whole)
         assert (await judged()).proved
+    finally:
+        await judges.close()
+
+
+@of_module
+async def test_a_worker_makes_images_again_that_a_clean_up_has_deleted(
+    lean: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    files = {}
+    for module in ("M", "N"):
+        text = f"theorem in{module} (p : Prop) (h : p) : p := h\n"
+        compile_module(lean, module, text, folder)
+        code = f"import {module}\ntheorem t (p : Prop) (h : p) : p := in{module} p h\n"
+        files[code] = compile_module(lean, f"Of{module}", code, folder)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    judges = Judges(environment, slots=1, prints=False)
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+
+    async def judged(code: str) -> Judgement:
+        return await judges.judge(split_header(code), read_parts(files[code]), ("", ""), limits)
+
+    try:
+        first, second = files
+        assert (await judged(first)).proved
+        for image in (tmp_path / "cache").glob("kernel-images/*/views/*/M.olean"):
+            image.unlink()
+        # Its process takes the place of the first header's.
+        assert (await judged(second)).proved
+        found = await judged(first)
+        assert (found.proved, found.unavailable) == (True, "")
     finally:
         await judges.close()
 
