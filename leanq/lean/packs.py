@@ -41,6 +41,7 @@ _FORMAT = 1
 _MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 1 << 16
 _UNUSED_S = 86_400.0
+_MAKING = ".making-"
 _MODE, _PROGRAM_MODE = 0o644, 0o755
 
 # The locks of the folders that this process uses; they end with it.
@@ -87,7 +88,7 @@ def write_pack(target: Path, manifest: Manifest, files: Mapping[str, Path]) -> N
         ToolchainError: a file cannot be read, or the target cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_MAKING, dir=target.parent) as scratch:
             new = Path(scratch, target.name)
             compressor = zstandard.ZstdCompressor(level=6, threads=-1, write_checksum=True)
             with (
@@ -131,7 +132,7 @@ def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
 
             def unpack() -> None:
                 _remove_unused(place.parent)
-                with tempfile.TemporaryDirectory(prefix=".making-", dir=place.parent) as made:
+                with tempfile.TemporaryDirectory(prefix=_MAKING, dir=place.parent) as made:
                     whole = Path(made, "whole")
                     _unpack(archive, manifest, whole)
                     while plain.read(1 << 20):  # the checksum comes last
@@ -214,13 +215,21 @@ def _unpack(archive: tarfile.TarFile, manifest: Manifest, whole: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes packs that no process holds and that were last used a day ago or more."""
+    """Removes packs that no process holds and that were last used a day ago or more, and what
+    processes that were killed have left behind."""
+    before_s = time.time() - _UNUSED_S
     for lock_path in folder.glob("*.lock"):
         with contextlib.suppress(OSError), lock_path.open("rb") as lock:
-            if time.time() - os.fstat(lock.fileno()).st_mtime < _UNUSED_S:
+            if os.fstat(lock.fileno()).st_mtime > before_s:
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
+            # A process that is killed here leaves no half of a pack under the pack's name.
+            with tempfile.TemporaryDirectory(prefix=_MAKING, dir=folder) as gone:
+                lock_path.with_suffix("").rename(Path(gone, "whole"))
+    for left in folder.glob(f"{_MAKING}*"):
+        with contextlib.suppress(OSError):
+            if left.lstat().st_mtime < before_s:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -131,12 +131,41 @@ def test_what_nobody_uses_goes_when_another_comes(
         (folder / name).mkdir(parents=True)
         (folder / f"{name}.lock").touch()
     long_ago_s = time.time() - 100_000
-    for name in ("used", "old"):
-        os.utime(folder / f"{name}.lock", (long_ago_s, long_ago_s))
+    for name in (".making-killed", ".making-now"):
+        (folder / name / "whole").mkdir(parents=True)
+    for name in ("used.lock", "old.lock", ".making-killed"):
+        os.utime(folder / name, (long_ago_s, long_ago_s))
     with (folder / "used.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         opened(pack, tmp_path)
-    assert {p.name for p in folder.glob("*/")} == {"used", "recent", project.fingerprint[:32]}
+    left = {"used", "recent", ".making-now", project.fingerprint[:32]}
+    assert {p.name for p in folder.glob("*/")} == left
+
+
+def test_no_half_of_a_pack_is_left_where_a_process_was_killed_as_it_removed_it(
+    project: Environment, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = tmp_path / "packs", project.fingerprint[:32]
+    code = "import sys; from pathlib import Path; from leanq.lean.packs import unpacked;"
+    code += "unpacked(Path(sys.argv[1]), Path(sys.argv[2]))"
+    # Another process, since this one would hold it.
+    subprocess.run([sys.executable, "-c", code, str(pack), str(tmp_path)], check=True, timeout=60)
+    long_ago_s = time.time() - 100_000
+    os.utime(folder / f"{name}.lock", (long_ago_s, long_ago_s))
+
+    class KilledError(BaseException):
+        pass
+
+    def half(path: str | Path, *_: object, **how: object) -> None:
+        next(Path(path).rglob("*.olean")).unlink()
+        raise KilledError
+
+    another = crafted(tmp_path, ("manifest.json", MANIFEST % (64 * b"a")))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(KilledError):
+            opened(another, tmp_path)
+    assert opened(pack, tmp_path).fingerprint == project.fingerprint
 
 
 def test_a_worker_that_uses_it_keeps_nobody_out(pack: Path, tmp_path: Path) -> None:
