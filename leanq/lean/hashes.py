@@ -120,8 +120,8 @@ def make_ours(folder: Path, mode: int) -> bool:
 
 
 def read_kept(path: Path) -> bytes | None:
-    """Returns the bytes that :func:`keep` has written; None if they are missing, damaged, or
-    another user's."""
+    """Returns the bytes that :func:`keep` has written under this name; None if they are missing,
+    damaged, or another user's."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
@@ -130,7 +130,7 @@ def read_kept(path: Path) -> bytes | None:
             checksum, _, body = file.read().partition(b"\n")
     except OSError:
         return None
-    return body if checksum == hash_bytes(body).hex().encode() else None
+    return body if checksum == _checksum(path, body) else None
 
 
 def keep(path: Path, body: bytes) -> None:
@@ -141,8 +141,13 @@ def keep(path: Path, body: bytes) -> None:
             new = Path(folder, path.name)
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)
-                file.write(hash_bytes(body).hex().encode() + b"\n" + body)
+                file.write(_checksum(path, body) + b"\n" + body)
             new.replace(path)
+
+
+def _checksum(path: Path, body: bytes) -> bytes:
+    # The name counts: who can write to the folder may rename a file, and need not write one.
+    return hash_bytes(os.fsencode(path.name) + b"\0" + body).hex().encode()
 
 
 def _recall(memory: Path) -> dict[File, str]:

@@ -99,6 +99,19 @@ def test_what_another_user_could_have_written_is_no_pass(
     assert not is_kept(environment, monkeypatch)
 
 
+def test_a_pass_under_another_name_is_none(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever can write to its folder can rename the pass of another library."""
+    first = kept_file(environment)
+    (tmp_path / "lib/lean/libleanshared.so").write_bytes(b"eno")
+    PassMemory(environment, "judge", libraries_of(environment)).keep()
+    assert is_kept(environment, monkeypatch)
+    [second] = {*first.parent.glob("*.passed")} - {first}
+    first.replace(second)
+    assert not is_kept(environment, monkeypatch)
+
+
 def test_a_cache_that_cannot_be_written_costs_time_only(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
