@@ -40,6 +40,7 @@ _LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
 # The process's limits for its child are lower, so that only the child is lost.
 _MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
 _MOST_ANSWERED_BYTES = 64 << 20
+_AGAIN_S = 30.0  # until a self-test that could not be run is tried again
 
 _NOTHING = Survey(frozenset(), frozenset(), frozenset())
 
@@ -127,7 +128,7 @@ class Judges:
         self._free = asyncio.Semaphore(slots)
         self._slots = slots
         self._idle: list[_JudgeProcess] = []
-        self._closed = False
+        self._closed, self._again_s = False, math.inf
         self._prints, self._alone = prints, alone
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
@@ -167,11 +168,12 @@ class Judges:
 
     def open(self) -> None:
         """Begins the self-test, unless a pass is remembered; files wait for it."""
+        self._again_s = math.inf
         self._self_test = asyncio.create_task(self._test())
 
     async def unavailable(self) -> str:
         """Returns why nothing can be judged here, or ""."""
-        if self._self_test is None:
+        if self._self_test is None or asyncio.get_running_loop().time() > self._again_s:
             self.open()
         assert self._self_test is not None
         return await asyncio.shield(self._self_test)
@@ -348,12 +350,14 @@ class Judges:
     async def _test(self, *, anew: bool = False) -> str:
         self._libraries = self._found_libraries()
         try:
-            state = await asyncio.to_thread(self._state)
+            images = self._images
+            state = [await asyncio.to_thread(images.library_state)] if images else []
             memory = PassMemory(self._environment, "judge", self._libraries, *state)
             if not anew and await asyncio.to_thread(memory.is_kept):
                 return ""
             wrong = await self._tested()
         except (LeanQError, Damaged, IndexError, OSError) as error:
+            self._again_s = asyncio.get_running_loop().time() + _AGAIN_S
             return f"the judge's self-test could not be run: {error}"
         if wrong:
             log.warning("nothing can be accepted here, and is unjudged instead: %s", wrong)
@@ -364,10 +368,6 @@ class Judges:
 
     def _found_libraries(self) -> Libraries:
         return libraries_of(self._environment, self._lean.libraries)
-
-    def _state(self) -> tuple[str, ...]:
-        """Returns what else the self-test's pass depends on."""
-        return () if self._images is None else (self._images.library_state(),)
 
     async def _tested(self) -> str:
         honest = await self._compiled(HONEST)

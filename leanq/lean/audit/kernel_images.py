@@ -373,10 +373,10 @@ class KernelImages:
         place = _place(view, module)
         try:
             os.link(image, place)
-        except FileExistsError:
+        except OSError:
             new = Path(f"{place}.{os.getpid()}")
             new.unlink(missing_ok=True)
-            os.link(image, new)
+            _link_or_copy(image, new)
             new.replace(place)
             new.unlink(missing_ok=True)  # it stays if the two were one file
 
@@ -478,6 +478,16 @@ def _read_fact(image: str) -> _Fact | None:
     except (ValueError, KeyError, TypeError):
         pass
     return None
+
+
+def _link_or_copy(image: str, new: Path) -> None:
+    """Copies where a file system or its rules allow no link."""
+    try:
+        os.link(image, new)
+    except OSError:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(image, "rb") as old, open(os.open(new, flags, 0o444), "wb") as copy:
+            shutil.copyfileobj(old, copy, 1 << 20)
 
 
 def _is_as_found(file: File) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -564,6 +565,47 @@ async def test_a_trouble_with_images_passes(lean: Path, tmp_path: Path) -> None:
         assert (await judged()).proved
     finally:
         await judges.close()
+
+
+@of_module
+async def test_a_self_test_that_could_not_be_run_is_tried_again(
+    lean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.lean.audit.judges._AGAIN_S", 0.0)
+    cache = tmp_path / "cache"
+    judges = Judges(open_other(lean, cache), slots=1, prints=False)
+    folder = cache / "kernel-images"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    try:
+        assert "could not be run: other users can write to" in await judges.unavailable()
+        folder.chmod(0o755)
+        assert await judges.unavailable() == ""
+    finally:
+        await judges.close()
+
+
+@of_module
+async def test_images_are_copied_where_no_links_can_be_made(
+    lean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems have none, and Linux allows none to another user's file."""
+
+    def denied(old: object, new: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(old), None, str(new))
+
+    environment = open_other(lean, tmp_path / "cache")
+    linked = KernelImages(environment, judge_lean(environment.toolchain))
+    view = linked.prepare([("Init",)]).folder
+    images = {path.name: path.read_bytes() for path in view.glob("*.olean")}
+    shutil.rmtree(view)
+    monkeypatch.setattr(os, "link", denied)
+    for _ in range(2):  # the second time they are there
+        copied = KernelImages(environment, judge_lean(environment.toolchain))
+        view = copied.prepare([("Init",)]).folder
+        assert {path.name: path.read_bytes() for path in view.glob("*.olean")} == images
+        assert {path.stat().st_mode & 0o777 for path in view.glob("*.olean")} == {0o444}
+    assert await fault(environment) == ""
 
 
 @of_module
