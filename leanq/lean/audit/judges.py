@@ -1,5 +1,6 @@
 """The worker's side of the judge: starts its processes, and reads their answers.
 
+The processes and their pool share limits and answers, so they stand in one file.
 A judge's process serves one header. It has a sandbox that no candidate ever enters, and answers
 through a pipe that no candidate ever holds. See :mod:`leanq.lean.audit.judge_process`.
 """
@@ -132,6 +133,7 @@ class Judges:
         self._prints, self._alone = prints, alone
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
+        self._memory: PassMemory | None = None
 
     @property
     def kernel(self) -> str:
@@ -256,7 +258,7 @@ class Judges:
         if self._alone:
             order = {**order, "tenant": None}
         unavailable = await self.unavailable()
-        if not unavailable and self._found_libraries() != self._libraries:
+        if not unavailable and not await self._has_tested_libraries():
             unavailable = "Lean's library is another one than its self-test was run with"
         found = await self._asked(_Imports.of(header), files, order, limits, bool(unavailable))
         if found.unavailable and unavailable:
@@ -353,6 +355,7 @@ class Judges:
             images = self._images
             state = [await asyncio.to_thread(images.library_state)] if images else []
             memory = PassMemory(self._environment, "judge", self._libraries, *state)
+            self._memory = memory
             if not anew and await asyncio.to_thread(memory.is_kept):
                 return ""
             wrong = await self._tested()
@@ -365,6 +368,12 @@ class Judges:
         else:
             await asyncio.to_thread(memory.keep)
         return wrong
+
+    async def _has_tested_libraries(self) -> bool:
+        found, memory = self._found_libraries(), self._memory
+        if found != self._libraries and memory and await asyncio.to_thread(memory.holds_for, found):
+            self._libraries = found
+        return found == self._libraries
 
     def _found_libraries(self) -> Libraries:
         return libraries_of(self._environment, self._lean.libraries)

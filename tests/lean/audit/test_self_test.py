@@ -170,6 +170,30 @@ async def test_a_library_that_was_replaced_since_its_test_judges_nothing(
         await judges.close()
 
 
+async def test_a_library_that_got_another_link_is_the_same(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """As where an installer links the same wheel into another Python environment."""
+    PassMemory(environment, "judge", libraries_of(environment)).keep()
+    judges = Judges(environment, slots=1)
+    library = tmp_path / "lib/lean/libleanshared.so"
+    limits = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=1 << 30)
+    honest = environment.find_olean("Core")
+    assert honest
+    file = read_parts(honest)
+    try:
+        assert await judges.unavailable() == ""
+        before = libraries_of(environment)
+        os.link(library, tmp_path / "another environment's")
+        assert libraries_of(environment) != before
+        for _ in range(2):
+            found = await judges.judge(split_header("prelude\n"), file, ("", ""), limits)
+            # These are no libraries, and still the ones of the test.
+            assert "the judge cannot use Lean's library" in found.unavailable
+    finally:
+        await judges.close()
+
+
 @pytest.mark.slow
 def test_functions_are_found_in_whichever_library_has_them(
     core: Environment, tmp_path: Path
