@@ -299,7 +299,7 @@ class KernelImages:
         # Such a file may change once more, and look the same.
         young = sorted(unsettled(self._files.values()))
         content = [self._hashes().get(file.path) for file in young]
-        state = (sorted(self._paths.items()), sorted(self._files.items()), content)
+        state = ([*self._paths.items()], [*self._files.values()], content)
         return hash_bytes(repr(state).encode()).hex()[:32]
 
     def _learn(self, view: Path) -> None:
