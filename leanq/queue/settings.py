@@ -270,8 +270,10 @@ def check_name(what: str, name: str) -> str:
         UsageError: it may not; the text names ``what`` and says what is allowed.
     """
     if not _is_name(name):
+        # A worker takes NAME=FOLDER, so that is what callers give, too.
+        folder = "; only a worker is told the folder behind a name" if "=" in name else ""
         raise UsageError(
             f"{what} {name!r:.80} is not a valid name; expected 1 to 64 letters, digits and "
-            ". _ @ + -, beginning with a letter or digit"
+            f". _ @ + -, beginning with a letter or digit{folder}"
         )
     return name

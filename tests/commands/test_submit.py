@@ -385,6 +385,7 @@ def test_bad_files_say_what_is_wrong_before_anything_is_sent(
             "no worker has ever offered the environment 'Mathlib'; known: default",
         ),
         ("--env", "a b", "is not a valid name"),
+        ("--env", "a=/tmp", "only a worker is told the folder behind a name"),
         ("--tenant", "", "is not a valid name"),
         ("--url", "ftp://localhost", "not a Redis URL"),
         ("--url", "redis://:secret@localhost:port", "not a Redis URL"),
