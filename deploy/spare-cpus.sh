@@ -22,28 +22,38 @@ print(max(1, min(cpus, int((float('$SPARE_GB') - 2) / 4))),
 
 say() { echo "spare-cpus: $*" >&2; }
 
-# A nap that a signal ends.
-nap() { sleep "$1" & wait $!; }
+# A nap without a program; a signal is handled within a second.
+exec {never}<> <(:)
+nap() {
+  local left
+  for ((left = $1; left > 0; left--)); do read -r -t 1 -u "$never"; done
+}
 
-# Of the worker and of all below it: their memory in kB, without files that are mapped, and their pids.
-below() {
-  cat /proc/[0-9]*/status 2>/dev/null | awk -v root="$worker" '
-    /^Pid:/ { pid = $2 }
-    /^PPid:/ { parent[pid] = $2 }
-    /^Rss(Anon|Shmem):/ { kb[pid] += $2 }
-    END {
-      for (pid in kb) {
-        for (up = pid; up != root && up in parent; up = parent[up]);
-        if (up == root) { sum += kb[pid]; if (pid != root) pids = pids " " pid }
-      }
-      print sum + 0 pids
-    }'
+# Sets kb and pids: the memory of the worker and of all below it, without files that are mapped, and
+# the pids of those below. Without a program, and without a look at the machine's other processes.
+look_below() {
+  local pid file name value kids todo=("$worker")
+  kb=0 pids=
+  while ((${#todo[@]})); do
+    pid=${todo[0]}
+    todo=("${todo[@]:1}")
+    for file in "/proc/$pid/task"/*/children; do
+      read -r -a kids 2>/dev/null <"$file"
+      todo+=("${kids[@]}")
+    done
+    while read -r name value _; do
+      case $name in RssAnon: | RssShmem:) ((kb += value)) ;; esac
+    done 2>/dev/null <"/proc/$pid/status"
+    [ "$pid" = "$worker" ] || pids+=" $pid"
+  done
 }
 
 # Where the kernel shares CPUs out by session, niceness counts within a session alone.
 make_nice() {
+  local said
   for pid; do
-    grep -qs ' nice 0$' "/proc/$pid/autogroup" && echo 19 2>/dev/null >"/proc/$pid/autogroup"
+    read -r said 2>/dev/null <"/proc/$pid/autogroup"
+    [[ $said == *' nice 0' ]] && echo 19 2>/dev/null >"/proc/$pid/autogroup"
   done
 }
 
@@ -59,7 +69,7 @@ stop() {
   kill -TERM "$worker" 2>/dev/null
   for _ in 1 2 3 4 5 6; do
     kill -0 "$worker" 2>/dev/null || break
-    nap 0.5
+    read -r -t 0.5 -u "$never"
   done
   kill -KILL "$worker" 2>/dev/null
   wait "$worker" 2>/dev/null
@@ -81,7 +91,7 @@ while :; do
   elif [ -z "$worker" ]; then
     said=
     start "$@"
-  elif ((++looks % 5 == 0)) && read -r kb pids < <(below) && ((kb > cap_kb)); then
+  elif ((++looks % 5 == 0)) && look_below && ((kb > cap_kb)); then
     why="it took more than $SPARE_GB GB"
     stop
     nap "$pause_s"

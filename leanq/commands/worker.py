@@ -122,8 +122,9 @@ worker_options = options.combined(
         "--nice",
         type=options.WholeRange(0, 19),
         default=0,
-        help="Niceness of the Lean processes. With the sysctl kernel.sched_autogroup_enabled=1 it "
-        "counts only among those of a session, and Lean has its own.",
+        help="Niceness of the Lean processes; at 19 they get only what nobody else wants. With the "
+        "sysctl kernel.sched_autogroup_enabled=1 it counts only among those of a session, and Lean "
+        "has its own.",
     ),
     click.option(
         "--cpu-share",

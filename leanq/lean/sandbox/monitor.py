@@ -39,6 +39,7 @@ _RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the worker decides
 # For programs. SIGTERM stays ignored: Slurm sends it to every process of a job, and what runs may
 # end within the worker's grace.
+_NICEST = 19
 _DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -309,7 +310,7 @@ class Monitor:
         argv = order["argv"]
         try:
             if self._nice:
-                os.nice(self._nice)
+                _be_nice(self._nice)
             if order["limits"]:
                 _limit_cpu(0, order["limits"]["cpu_s"])
             self._group.enter()
@@ -360,6 +361,14 @@ class Monitor:
             pid, status = os.wait()
         os.write(report, _STATUS.pack(status))
         os._exit(0)
+
+
+def _be_nice(niceness: int) -> None:
+    os.nice(niceness)
+    if niceness == _NICEST:
+        # A niceness of 19 alone gets a share of a CPU that others want.
+        with contextlib.suppress(OSError):  # not every kernel has it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _keep_only(fds: Sequence[int], report: int) -> None:

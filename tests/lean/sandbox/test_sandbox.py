@@ -416,3 +416,13 @@ async def test_a_python_that_was_named_by_a_roundabout_path_runs(
         assert done.stdout == b"runs\n"
     finally:
         await sandbox.close()
+
+
+@pytest.mark.parametrize(("nice", "policy"), [(5, os.SCHED_OTHER), (19, os.SCHED_IDLE)])
+async def test_the_nicest_programs_take_what_nobody_else_wants(nice: int, policy: int) -> None:
+    code = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))"
+    sandbox = await Sandbox.open(readable=PYTHON, nice=nice)
+    try:
+        assert (await run(sandbox, code)).stdout.split() == [b"%d" % nice, b"%d" % policy]
+    finally:
+        await sandbox.close()
