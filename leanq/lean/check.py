@@ -96,7 +96,8 @@ class Target:
         holes: definitions whose values the candidate may choose; None for all that are a sorry.
         is_whole: whether the candidate has to have all that the target declares, beside the
             theorems.
-        stand_ins: axioms of ours for the holes that stay open, the target's and the candidate's.
+        stand_ins: how the names of our axioms for the holes that stay open begin, in the target and
+            in the candidate.
         examples: the names of ours for the examples of both.
     """
 

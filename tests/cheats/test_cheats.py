@@ -171,7 +171,8 @@ def step_replies(core: Environment, tmp_path_factory: pytest.TempPathFactory) ->
                 checked = await driver.run(
                     Request(op="check", code=f"prelude\nimport Core\n{row['source']}")
                 )
-                [state, *_] = [sorry.state for sorry in checked.sorries if sorry.state]
+                states = [sorry.state for sorry in checked.sorries if sorry.state]
+                state = states[row.get("hole", 0)]
                 return await driver.run(Request(op="step", state=state, tactic=row["tactic"]))
 
             said = await a_few_at_a_time(map(step, STEPS.values()))

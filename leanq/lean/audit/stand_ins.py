@@ -1,122 +1,164 @@
-"""Tells what the axiom that stands in for holes proves in a compiled file.
+"""Tells what the axioms that stand in for holes prove in a compiled file.
 
-A stand-in is applied to a mark, which tells its hole, and to the type of that hole. A tactic can
-take one out of its goal by unification, and apply it to another type. So two files are compared. In
-one the tactic's own hole is a `sorry`, and in the other the tactic stands there. For each mark, the
-second file may have no type that the first lacks.
+Each hole has an axiom of its own, which is applied to the hole's type. A tactic can take one out of
+its goal by unification, and apply it to another type, or where less is assumed. So two files are
+compared. In one the tactic's own hole is a `sorry`, and in the other the tactic stands there. A
+stand-in that the tactic can reach may prove in the second file only what it proves in the first.
 
-A type counts behind the variables that it mentions. These stand before it as a function's
-arguments, so that it does not matter where in the file it stands. Where the type depends on the
-tactic's own hole, the first file has a `sorry`, and the second may have anything.
+A tactic reaches a stand-in that its goal mentions, or a hypothesis of it. It reaches those of other
+declarations as well, since it can unfold these. The stand-ins of no other hole count, and these may
+change with the tactic: what it finds can be what they are about.
+
+A type counts behind all variables around it, whether it mentions them or not: a hypothesis can be
+why it holds. Further variables behind these do not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from leanq.lean.audit.image import APP, BVAR, CONST, FORALL, LAM, LET, PROJ, Name
 from leanq.lean.audit.interner import Interner, Value
 
-_SORRY: Name = ("sorryAx",)
+SORRY: Name = ("sorryAx",)
 _Item = TypeVar("_Item", bound=Hashable)
 _Found = TypeVar("_Found")
 _PARTS = {APP: 2, LAM: 2, FORALL: 2, LET: 3, PROJ: 1}
+_BINDERS = (LAM, FORALL, LET)
+_BEHIND = "behind"
+_CONTEXT = "context"
 
 
 class Use(NamedTuple):
-    """A stand-in at one place: the numbers of its mark, and of its type behind its variables."""
+    """A stand-in at one place: which one, and the number of its type behind all variables.
+
+    ``type_`` is `ALONE` if it is not applied to a type.
+    """
 
     mark: int
     type_: int
 
 
-ALONE = Use(-1, -1)
-"""A stand-in without a mark and a type, or with a mark that is not closed."""
+ALONE = -1
 
 
 class Uses:
-    """Finds the uses of a stand-in in expressions that are numbers.
+    """Finds the uses of stand-ins in expressions that are numbers.
 
     Args:
-        stand_in: what counts as the stand-in in a constant's key.
+        marks: what counts as a stand-in in a constant's key.
         spend: is called with a number of steps; it raises `Damaged` when there are too many.
     """
 
-    def __init__(self, interner: Interner, stand_in: int, spend: Callable[[int], None]) -> None:
+    def __init__(
+        self, interner: Interner, marks: Collection[int], spend: Callable[[int], None]
+    ) -> None:
         self._key, self._number = interner.key, interner.number
-        self._stand_in, self._spend = stand_in, spend
+        self._all_marks, self._spend = marks, spend
         self._uses: dict[int, frozenset[Use]] = {}
+        self._marks: dict[int, frozenset[int]] = {}
+        self._held: dict[int, frozenset[int] | None] = {}
         self._masks: dict[int, int] = {}
         self._lowered: dict[tuple[int, int], int] = {}
 
     def of(self, root: int) -> frozenset[Use]:
         """Returns the uses in an expression."""
-        return _fold(root, self._uses, self._read, self._join, self._spend)
+        return _fold(root, self._uses, self._below, self._join_uses, self._spend)
 
-    def fits(self, use: Use, known: Iterable[Use]) -> bool:
-        """Returns whether one of the known uses is this one, where a `sorry` in them may be
-        anything."""
-        return any(
-            use.mark == each.mark and self._is_instance(use.type_, each.type_) for each in known
-        )
+    def marks(self, root: int) -> frozenset[int]:
+        """Returns the stand-ins in an expression."""
+        return _fold(root, self._marks, self._below, self._join_marks, self._spend)
 
-    def _is_instance(self, value: int, pattern: int) -> bool:
-        seen, todo = set[tuple[int, int]](), [(value, pattern)]
-        while todo:
-            pair = todo.pop()
-            if pair in seen or pair[0] == pair[1] or self._is_sorry(pair[1]):
-                continue
+    def held(self, root: int) -> frozenset[int]:
+        """Returns the stand-ins in the goals of the `sorry`s of an expression, and in what they
+        assume."""
+        self.marks(root)
+        return _fold(root, self._held, self._below, self._join_held, self._spend) or frozenset()
+
+    def sequents(self, use: Use) -> Iterator[tuple[int, int]]:
+        """Yields the variables and the type of a use, then without the last variables as long as
+        the type does not mention them."""
+        type_, binders = self._opened(use)
+        contexts = [self._number((_CONTEXT,))]
+        for binder in binders:
+            contexts.append(self._number((_CONTEXT, contexts[-1], *binder)))
+        yield contexts.pop(), type_
+        while contexts and not self._mask(type_) & 1:
+            type_ = self._lower(type_)
+            yield contexts.pop(), type_
+
+    def closed(self, use: Use) -> int:
+        """Returns the type of a use behind the variables that it mentions alone."""
+        type_, binders = self._opened(use)
+        for binder in reversed(binders):
+            if self._mask(type_) & 1:
+                type_ = self._number((FORALL, binder[0], type_))
+            else:
+                type_ = self._lower(type_)
+        return type_
+
+    def _opened(self, use: Use) -> tuple[int, list[tuple[int, ...]]]:
+        binders: list[tuple[int, ...]] = []
+        number = use.type_
+        while (key := self._key(number))[0] == _BEHIND:
             self._spend(1)
-            seen.add(pair)
-            mine, theirs = self._key(pair[0]), self._key(pair[1])
-            count = _PARTS.get(_kind(mine), 0)
-            if not count or mine[0] != theirs[0] or mine[count + 1 :] != theirs[count + 1 :]:
-                return False
-            todo += zip(_parts(mine), _parts(theirs), strict=True)
-        return True
+            *binder, number = _numbers(key[1:])
+            binders.append(tuple(binder))
+        return number, binders
+
+    def _below(self, number: int) -> tuple[int, ...]:
+        return _parts(self._key(number))
+
+    def _mark(self, number: int) -> int | None:
+        """Returns which stand-in a constant is."""
+        key = self._key(number)
+        if key[0] == CONST and isinstance(key[1], int) and key[1] in self._all_marks:
+            return key[1]
+        return None
+
+    def _join_uses(self, number: int) -> frozenset[Use]:
+        if (mark := self._mark(number)) is not None:
+            return frozenset([Use(mark, ALONE)])
+        key, parts = self._key(number), self._below(number)
+        below = [self._uses[each] for each in parts]
+        if key[0] == APP and (mark := self._mark(parts[0])) is not None:
+            below[0] = frozenset([Use(mark, parts[1])])
+        elif key[0] in _BINDERS and below[-1]:
+            self._spend(len(below[-1]))
+            below[-1] = frozenset(self._outside(use, parts[:-1]) for use in below[-1])
+        return _union(below)
+
+    def _outside(self, use: Use, binder: tuple[int, ...]) -> Use:
+        """Returns a use as it is outside of the innermost variable around it."""
+        if use.type_ == ALONE:
+            return use
+        return Use(use.mark, self._number((_BEHIND, *binder, use.type_)))
+
+    def _join_marks(self, number: int) -> frozenset[int]:
+        if (mark := self._mark(number)) is not None:
+            return frozenset([mark])
+        return _union([self._marks[each] for each in self._below(number)])
+
+    def _join_held(self, number: int) -> frozenset[int] | None:
+        """Returns None if there is no `sorry`."""
+        key, parts = self._key(number), self._below(number)
+        if key[:2] == (CONST, SORRY):
+            return frozenset()
+        found = [each for part in parts if (each := self._held[part]) is not None]
+        if not found:
+            return None
+        if key[0] == APP and self._is_sorry(parts[0]):
+            found.append(self._marks[parts[1]])
+        elif key[0] in _BINDERS and self._held[parts[-1]] is not None:
+            found += [self._marks[part] for part in parts[:-1]]
+        return _union(found)
 
     def _is_sorry(self, number: int) -> bool:
         key = self._key(number)
         while key[0] == APP:
             key = self._key(_parts(key)[0])
-        return key[:2] == (CONST, _SORRY)
-
-    def _applied(self, number: int) -> Use | None:
-        """Returns the mark and the type of a stand-in with exactly these."""
-        key = self._key(number)
-        if key[0] == APP:
-            function, type_ = _parts(key)
-            inner = self._key(function)
-            if inner[0] == APP:
-                head, mark = _parts(inner)
-                if self._key(head)[:2] == (CONST, self._stand_in):
-                    return Use(mark, type_)
-        return None
-
-    def _read(self, number: int) -> tuple[int, ...]:
-        return self._applied(number) or _parts(self._key(number))
-
-    def _join(self, number: int) -> frozenset[Use]:
-        key, below = self._key(number), [self._uses[each] for each in self._read(number)]
-        if key[:2] == (CONST, self._stand_in):
-            return frozenset([ALONE])
-        if use := self._applied(number):
-            below.append(frozenset([ALONE if self._mask(use.mark) else use]))
-        elif key[0] in (LAM, FORALL, LET) and below[-1]:
-            bound = _parts(key)[0]
-            below[-1] = frozenset(self._outside(use, bound) for use in below[-1])
-        found = [each for each in below if each]
-        return found[0] if len(found) == 1 else frozenset().union(*found)
-
-    def _outside(self, use: Use, bound: int) -> Use:
-        """Returns a use as it is outside of the innermost variable around it, which has this
-        type."""
-        if use == ALONE:
-            return use
-        if self._mask(use.type_) & 1:
-            return Use(use.mark, self._number((FORALL, bound, use.type_)))
-        return Use(use.mark, self._lower(use.type_))
+        return key[:2] == (CONST, SORRY)
 
     def _mask(self, root: int) -> int:
         """Returns which of the variables around an expression it mentions, a bit for each."""
@@ -129,7 +171,7 @@ class Uses:
                 self._spend(1 + index // 64)
                 return 1 << index
             masks = [self._masks[each] for each in _parts(key)]
-            if key[0] in (LAM, FORALL, LET):
+            if key[0] in _BINDERS:
                 masks[-1] >>= 1
             whole = 0
             for mask in masks:
@@ -147,7 +189,7 @@ class Uses:
                 return ()
             key = self._key(number)
             parts = _parts(key)
-            is_inside = key[0] in (LAM, FORALL, LET)
+            is_inside = key[0] in _BINDERS
             return tuple(
                 (part, inner + (is_inside and place == len(parts) - 1))
                 for place, part in enumerate(parts)
@@ -175,7 +217,16 @@ def _kind(key: Value) -> int:
 
 def _parts(key: Value) -> tuple[int, ...]:
     """Returns the expressions in an expression."""
-    return key[1 : 1 + _PARTS.get(_kind(key), 0)]  # type: ignore[return-value]
+    return _numbers(key[1 : 1 + _PARTS.get(_kind(key), 0)])
+
+
+def _numbers(parts: Value) -> tuple[int, ...]:
+    return parts  # type: ignore[return-value]
+
+
+def _union(sets: list[frozenset[_Item]]) -> frozenset[_Item]:
+    found = [each for each in sets if each]
+    return found[0] if len(found) == 1 else frozenset().union(*found)
 
 
 def _fold(

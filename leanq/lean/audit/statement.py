@@ -49,11 +49,10 @@ from leanq.lean.audit.image import (
 from leanq.lean.audit.interner import Interner, Value
 from leanq.lean.audit.layouts import Damaged, shape
 from leanq.lean.audit.olean import display
-from leanq.lean.audit.stand_ins import ALONE, Use, Uses
+from leanq.lean.audit.stand_ins import ALONE, SORRY, Use, Uses
 from leanq.lean.audit.survey import places
 
-SORRY: Name = ("sorryAx",)
-_STAND_IN: Value = ("stand-in",)
+_STAND_IN = "stand-in"
 
 # Extensions of attributes by which a program runs that is not the one that a proof is about.
 _OVERRIDES = (
@@ -131,9 +130,9 @@ class View:
         number, names = self._number(raw, root)
         return number, self._unfolded(names)
 
-    def count_as(self, name: Name, meaning: int) -> None:
-        """Lets a constant count as something with this number."""
-        self._meanings[name] = meaning
+    def count_as(self, name: Name, meaning: Value) -> int:
+        """Lets a constant count as something else; returns the number of that."""
+        return self._meanings.setdefault(name, self._interner.number(meaning))
 
     def _settle(self, names: Iterable[Name]) -> None:
         """Finds the meanings of the constants that count as what they are; without recursion."""
@@ -324,6 +323,7 @@ class Stated:
         self.image = image
         self.constants = image.constants()
         self.view = View(interner, image)
+        self._stand_ins: dict[Name, int] = {}
 
     def count_by_name(self, names: Collection[Name]) -> None:
         """Lets every other definition and theorem count as what it is."""
@@ -333,13 +333,23 @@ class Stated:
             if raw.safe and raw.kind in ("definition", "theorem") and name not in names
         }
 
-    def uses(self, stand_in: Name, reader: Uses) -> Iterator[tuple[Name, frozenset[Use]]]:
-        """Yields what a stand-in is used for, by constants."""
-        image = self.image
+    def count_stand_ins(self, beginning: str) -> set[int]:
+        """Lets the axioms whose names begin with this count by what follows; returns their
+        numbers."""
+        for name in [each for each in self.constants if display(each).startswith(beginning)]:
+            del self.constants[name]
+            end = display(name).removeprefix(beginning)
+            self._stand_ins[name] = self.view.count_as(name, (_STAND_IN, end))
+        return {*self._stand_ins.values()}
+
+    def open_constants(self) -> Iterator[tuple[Name, list[int], bool]]:
+        """Yields the constants with a stand-in or a `sorry`: the numbers of their expressions, and
+        whether these lead to a `sorry`."""
         for name, raw in self.constants.items():
-            if stand_in in image.constants_in(*raw.parts):
-                for root in raw.parts:
-                    yield name, reader.of(self.view.expression(raw, root)[0])
+            names = self.image.constants_in(*raw.parts)
+            if SORRY in names or not names.isdisjoint(self._stand_ins):
+                found = [self.view.expression(raw, root) for root in raw.parts]
+                yield name, [each for each, _ in found], any(SORRY in names for _, names in found)
 
     def is_open(self, raw: Raw) -> bool:
         """Returns whether its value is a `sorry`, or leads to one through constants that Lean
@@ -437,7 +447,8 @@ def compare(
             None for all of them. The candidate has to have the named ones.
         ignored: constants of either file that do not count.
         is_whole: whether the candidate has to have all that the target's text declares.
-        stand_ins: axioms of ours for the holes that stay open, the target's and the candidate's.
+        stand_ins: how the names of our axioms for the holes that stay open begin, in the target and
+            in the candidate.
         allowed: axioms that the caller allows; if the candidate declares one, it has to be the
             target's.
 
@@ -449,9 +460,9 @@ def compare(
     for each in ignored:
         ours.constants.pop(each, None)
         theirs.constants.pop(each, None)
-    for name, stated in zip(stand_ins, (ours, theirs), strict=False):
-        stated.constants.pop((name,), None)
-        stated.view.count_as((name,), interner.number(_STAND_IN))
+    marks = set[int]()
+    for beginning, stated in zip(stand_ins, (ours, theirs), strict=False):
+        marks |= stated.count_stand_ins(beginning)
     own = own_constants if is_whole else own_theorems
     wanted = list(theorems) or own(target, ours.constants)
     open_ = [name for name in ours.constants if holes and display(name) in holes]
@@ -460,21 +471,38 @@ def compare(
     theirs.count_by_name(by_name)
     found = _Comparing(ours, theirs, wanted, open_, holes, stand_ins, allowed).run()
     if stand_ins:
-        found.differences += _compare_uses(ours, theirs, stand_ins, interner)
+        reader = Uses(interner, marks, theirs.image.spend)
+        found.differences += _compare_uses(ours, theirs, reader)
     return found
 
 
-def _compare_uses(
-    ours: Stated, theirs: Stated, stand_ins: Sequence[str], interner: Interner
-) -> Iterator[Difference]:
-    """Yields a difference if a stand-in proves in the candidate what no other hole states."""
-    mine, other = ((name,) for name in stand_ins)
-    reader = Uses(interner, interner.number(_STAND_IN), theirs.image.spend)
-    known = frozenset[Use]().union(*(uses for _, uses in ours.uses(mine, reader)))
-    for name, uses in theirs.uses(other, reader):
-        if ALONE in uses or not all(reader.fits(use, known) for use in uses - known):
-            text = "it proves by what stands in for another hole; close that hole first"
-            yield Difference(display(name), "hole_uses_hole", text)
+def _compare_uses(ours: Stated, theirs: Stated, reader: Uses) -> Iterator[Difference]:
+    """Yields a difference if a stand-in that the tactic reaches proves in the candidate what it
+    does not prove in the target."""
+    known: dict[int, set[Use]] = {}
+    held, beside = set[int](), set[int]()
+    for _, numbers, has_sorry in ours.open_constants():
+        for number in numbers:
+            held |= reader.held(number)
+            if has_sorry:
+                beside |= reader.marks(number)
+            for use in reader.of(number):
+                if use.type_ != ALONE:
+                    known.setdefault(use.mark, set()).add(use)
+    allowed: dict[int, set[tuple[int, int]]] = {}
+    for mark, uses in known.items():
+        # A hole in several places can have several types, and the goal mentions perhaps one.
+        if mark not in held or len({reader.closed(use) for use in uses}) == 1:
+            allowed[mark] = {next(reader.sequents(use)) for use in uses}
+    for name, numbers, _ in theirs.open_constants():
+        for mark, type_ in frozenset[Use]().union(*map(reader.of, numbers)):
+            if mark in beside and mark not in held:
+                continue
+            sequents = reader.sequents(Use(mark, type_)) if type_ != ALONE else ()
+            if allowed.get(mark, set()).isdisjoint(sequents):
+                text = "it proves by what stands in for another hole; close that hole first"
+                yield Difference(display(name), "hole_uses_hole", text)
+                break
 
 
 def what_is_open(target: Image) -> tuple[bool, list[Name]]:
@@ -514,8 +542,8 @@ class _Comparing:
     ) -> None:
         self._ours, self._theirs = ours, theirs
         self._wanted, self._open = wanted, open_
-        self._holes, self._stand_ins = holes, stand_ins
-        self._allowed = set(allowed).difference(stand_ins)
+        self._holes, self._stand_ins = holes, tuple(stand_ins)
+        self._allowed = {name for name in allowed if not self._is_stand_in(name)}
         self._found = Comparison(wanted)
         self._seen: set[Name] = set()
 
@@ -533,11 +561,14 @@ class _Comparing:
         self._compare_axioms()
         extra = self._theirs.overrides() - self._ours.overrides()
         for extension, declaration in sorted(extra):
-            if declaration in self._stand_ins:
+            if self._is_stand_in(declaration):
                 continue
             text = f"{extension} gives it another program in the candidate alone"
             self._differs(Difference(declaration, "overridden", text))
         return self._found
+
+    def _is_stand_in(self, name: str) -> bool:
+        return name.startswith(self._stand_ins)
 
     def _compare_axioms(self) -> None:
         """Compares by name the axioms that the candidate declares and the caller allows."""

@@ -9,7 +9,7 @@ such a block as it prints any goal::
     constructor
     ;
     exact hp
-    })
+                                                          })
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
 # A bracket of another kind around the tactics of a block. A tactic that closes one of the two
 # leaves the other open, so it compiles in one of them at most.
 _INNER = ("(\nskip\n;", ")")  # `skip`, since Lean reads no more behind a block at the beginning
-# Code that rests on it compiles, as with sorryAx. A type for each hole tells one from another, or
-# two holes would be equal.
-_STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (hole : Type) (α : Sort u) : α\n'
+# Code that rests on it compiles, as with sorryAx. There is one for each hole: two holes are not
+# equal, and a tactic that finds one in its goal has no other.
+_STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +190,17 @@ class Draft:
         trial: the place of the tactic on trial.
         blocks: the block around it, and before that those around this block.
         probes: the empty blocks, by the numbers of their holes.
+        stand_ins: the names of our axioms for other holes.
     """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._length = 0
+        self._column = 0
         self.trial = Span(0, 0)
         self.blocks: list[Span] = []
         self.probes: dict[int, Span] = {}
+        self.stand_ins: list[str] = []
 
     @cached_property
     def text(self) -> str:
@@ -216,6 +219,8 @@ class Draft:
         """Appends ``text``; returns its place."""
         self._pieces.append(text)
         self._length += len(text)
+        line_start = text.rfind("\n") + 1
+        self._column = len(text) - line_start + (0 if line_start else self._column)
         return Span(self._length - len(text), self._length)
 
     def fill(self, text: str, holes: Sequence[Hole], fill: Callable[[int, Hole], object]) -> Span:
@@ -230,9 +235,11 @@ class Draft:
 
     def add_block(self, form: Form, content: Callable[[], object]) -> Span:
         """Appends a block; ``content`` appends its tactics."""
-        start = self._length
+        start, column = self._length, self._column
         self.add("(by {" if form == "term" else "{")
         content()
+        # Fields behind it may not stand to the left of those before it.
+        self.add(" " * (column - self._column))
         self.add("})" if form == "term" else "}")
         return Span(start, self._length)
 
@@ -323,9 +330,9 @@ def draft_trial(
 
     Args:
         probes: the forms of those of the tactic's own holes that get an empty block.
-        stand_in: the name of an axiom of ours for all other holes, so that an audit can tell them
-            from those that the tactic itself leaves open. The tactics then stand in a second
-            bracket, since a tactic that leaves its block could prove by this axiom.
+        stand_in: how the names of axioms of ours for all other holes begin, so that an audit can
+            tell them from those that the tactic itself leaves open. The tactics then stand in a
+            second bracket, since a tactic that leaves its block could prove by these axioms.
         outside: how many goals it also ends in each of the blocks around, outermost first.
     """
     levels: list[list[Tactic]] = [[]]
@@ -335,14 +342,13 @@ def draft_trial(
             levels.append([])
     levels[-1].append(tactic)
     draft = Draft()
-    # Odd numbers are for goals of blocks around, so that holes keep theirs whatever is left there.
-    even = count(2, 2)
+    numbers = count()
 
-    def other(hole: Hole, number: int | None = None) -> None:
+    def other(hole: Hole, end: str = "") -> None:
         if not stand_in or hole.form == "unknown":
             draft.add(_SORRY)
         else:
-            proof = f"({stand_in} ({_type_of(number or next(even))}) _)"
+            proof = f"({stand_in}{end or next(numbers)} _)"
             draft.add(proof if hole.form == "term" else f"exact {proof}")
 
     opening, closing = _INNER if stand_in else ("", "")
@@ -360,7 +366,8 @@ def draft_trial(
         if level < len(outside):
             for place in range(outside[level]):
                 draft.add("\n;\n")
-                other(Hole(0, "tactic"), 2 * (place * len(outside) + level) + 1)
+                # Holes keep their numbers, whatever is left here.
+                other(Hole(0, "tactic"), f"{level}_{place}")
         draft.add(f"\n{closing}")
 
     def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:
@@ -375,17 +382,26 @@ def draft_trial(
     code, holes = recipe.source.code, recipe.source.holes
     if stand_in:
         end = split_header(code).end_offset
-        draft.add(code[:end] + ("\n" if end else "") + _STAND_IN.format(stand_in))
+        ends = [f"{level}_{place}" for level, left in enumerate(outside) for place in range(left)]
+        ends += map(str, range(_count_others(recipe)))
+        draft.stand_ins += [stand_in + each for each in ends]
+        axioms = "".join(map(_STAND_IN.format, draft.stand_ins))
+        draft.add(code[:end] + ("\n" if end else "") + axioms)
         code = code[end:]
         holes = tuple(replace(hole, offset=hole.offset - end) for hole in holes)
     fill_holes(code, holes, recipe.opened, 0)
     return draft
 
 
-def _type_of(number: int) -> str:
-    """Returns a type for a number, made without any library; each number has another one."""
-    digits = (("Prop", "(Prop → Prop)")[digit == "1"] for digit in f"{number:b}")
-    return " → ".join((*digits, "Prop"))
+def _count_others(recipe: Recipe) -> int:
+    """Returns how many holes of a recipe stay open and can be opened."""
+    texts: list[tuple[Sequence[Hole], int | None]] = [(recipe.source.holes, recipe.opened)]
+    texts += [(each.holes, each.opened) for each in recipe.tactics]
+    return sum(
+        number != opened and hole.form != "unknown"
+        for holes, opened in texts
+        for number, hole in enumerate(holes)
+    )
 
 
 def _probe(draft: Draft, number: int, forms: Mapping[int, Form]) -> None:

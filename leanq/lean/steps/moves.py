@@ -61,11 +61,11 @@ class Move:
             for sorry, (line, column) in zip(sorries, places, strict=True)
         )
 
-    def closed(self, draft: Draft, checked: Reply, stand_in: str = "") -> Reply:
+    def closed(self, draft: Draft, checked: Reply) -> Reply:
         """Returns the check of the whole text as the reply to a tactic that left nothing to
         prove."""
         axioms = checked.axioms and tuple(
-            sorted({"sorryAx" if name == stand_in else name for name in checked.axioms})
+            sorted({"sorryAx" if name in draft.stand_ins else name for name in checked.axioms})
         )
         messages = self.told(draft, checked.messages)
         if checked.verdict == "incomplete" and not messages:

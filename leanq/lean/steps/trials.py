@@ -162,11 +162,11 @@ class _Step:
         changed nothing but the contents of the holes."""
         started = time.monotonic()
         move = self._move
-        # A name that no library search offers, and that no tactic can know.
+        # No library search offers such a name, and no tactic can know it.
         others = not move.is_whole or any(outside)
-        stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
+        stand_in = f"_leanq_{secrets.token_hex(8)}_" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
-        allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
+        allowed = (*self._request.allow_axioms, *draft.stand_ins)
         trusted = self._request.trust_programs or not stand_in
         word = None if trusted else await self._program()
         if word is not None:
@@ -176,7 +176,7 @@ class _Step:
         stand_ins: tuple[str, ...] = ()
         stated = source
         if stand_in:
-            stand_ins = (f"_leanq_{move.state[:16]}", stand_in)
+            stand_ins = (f"_leanq_{move.state[:16]}_", stand_in)
             stated = await self._without_tactic(stand_ins[0])
         target, salt = await self._targets.of_source(source, draft.text, self._request, stated)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
@@ -190,7 +190,7 @@ class _Step:
         )
         checked = structs.replace(checked, theorems=())
         return structs.replace(
-            move.closed(draft, checked, stand_in),
+            move.closed(draft, checked),
             cpu_s=reply.cpu_s + checked.cpu_s,
             audit_s=time.monotonic() - started,
             way=reply.way,

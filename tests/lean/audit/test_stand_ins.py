@@ -14,10 +14,11 @@ from leanq.lean.audit.stand_ins import ALONE, Use, Uses
 
 Tree = tuple[Any, ...]
 
-STAND_IN, SORRY = ("stand-in",), ("constant", "sorryAx")
+SORRY = ("constant", "sorryAx")
 VARIABLES = st.builds(lambda n: ("variable", n), st.integers(0, 5))
-CONSTANTS = st.builds(lambda n: ("constant", n), st.sampled_from("abc"))
-MARKS = st.builds(lambda n: ("constant", n), st.sampled_from(["one", "two"]))
+CONSTANTS = st.builds(lambda n: ("constant", n), st.sampled_from(["a", "b", "sorryAx"]))
+STAND_INS = st.builds(lambda n: ("stand-in", n), st.sampled_from(["one", "two"]))
+BINDERS = ("function", "forall", "let")
 MANY = 100_000
 
 
@@ -27,22 +28,22 @@ def above(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
         st.tuples(st.sampled_from(["function", "forall"]), trees, trees),
         st.tuples(st.just("let"), trees, trees, trees),
         st.tuples(st.just("field"), trees),
-        st.builds(lambda mark, tree: ("apply", ("apply", STAND_IN, mark), tree), MARKS, trees),
-        st.builds(lambda tree: ("apply", STAND_IN, tree), trees),
+        st.builds(lambda stand_in, tree: ("apply", stand_in, tree), STAND_INS, trees),
+        st.builds(lambda tree: ("apply", ("apply", SORRY, tree), SORRY), trees),
     )
 
 
-TREES = st.recursive(VARIABLES | CONSTANTS | st.just(STAND_IN), above, max_leaves=25)
+TREES = st.recursive(VARIABLES | CONSTANTS | STAND_INS, above, max_leaves=25)
 
 
 class Written:
-    """Trees as numbers, and what a reader finds in them."""
+    """Trees as numbers, and what is found in them."""
 
     def __init__(self) -> None:
         self.interner = Interner()
-        self.meaning = self.interner.number(STAND_IN)
+        self.stand_ins = {name: self.interner.number((name,)) for name in ("one", "two")}
         self.left = MANY
-        self.uses = Uses(self.interner, self.meaning, self._spend)
+        self.uses = Uses(self.interner, self.stand_ins.values(), self._spend)
 
     def _spend(self, steps: int) -> None:
         self.left -= steps
@@ -56,128 +57,152 @@ class Written:
         if kind == "constant":
             return number((CONST, (parts[0],)))
         if kind == "stand-in":
-            return number((CONST, self.meaning, "level"))
+            return number((CONST, self.stand_ins[parts[0]], "level"))
         below = [self.number(part) for part in parts]
         kinds = {"apply": APP, "function": LAM, "forall": FORALL, "let": LET, "field": PROJ}
         return number((kinds[kind], *below, *((("A",), 0) if kind == "field" else ())))
 
+    def context(self, binders: Sequence[Sequence[Tree]]) -> int:
+        """The number of what is around, outermost first."""
+        made = self.interner.number(("context",))
+        for binder in binders:
+            made = self.interner.number(("context", made, *map(self.number, binder)))
+        return made
 
-class Named:
-    """A reader that gives each variable a name, and the type that it was bound with."""
 
-    def __init__(self, free: int) -> None:
-        # Variables that nothing binds are those of a place further out.
-        self.types: list[Tree | None] = [None] * free
-        self.free = free
-        self.found: set[tuple[Tree, Tree] | None] = set()
+class Reader:
+    """A reader that knows the variables around each place, outermost first."""
 
-    def read(self, tree: Tree, around: Sequence[int]) -> Tree:
-        """Returns the tree with names, and notes the uses in it."""
+    def __init__(self) -> None:
+        self.found: set[tuple[str, tuple[Any, ...], Tree | None]] = set()
+        self.held: set[str] = set()
+
+    def read(self, tree: Tree, around: tuple[Any, ...] = ()) -> None:
         kind, *parts = tree
-        if kind == "variable":
-            return ("name", around[parts[0]])
-        if kind == "constant":
-            return tree
         if kind == "stand-in":
-            self.found.add(None)
-            return tree
-        if kind == "apply" and parts[0][:2] == ("apply", STAND_IN):
-            mark, type_ = (self.read(part, around) for part in (parts[0][2], parts[1]))
-            is_closed = not self.mentioned(mark)
-            self.found.add((mark, self.closed(type_)) if is_closed else None)
-            return ("apply", ("apply", STAND_IN, mark), type_)
-        if kind in ("function", "forall", "let"):
+            self.found.add((parts[0], (), None))
+        elif kind == "apply" and parts[0][0] == "stand-in":
+            self.found.add((parts[0][1], around, parts[1]))
+            self.read(parts[1], around)
+        elif kind in BINDERS:
             *outer, inner = parts
-            named = [self.read(part, around) for part in outer]
-            self.types.append(named[0])
-            name = len(self.types) - 1
-            return (kind, *named, ("bind", name, self.read(inner, (name, *around))))
-        return (kind, *(self.read(part, around) for part in parts))
+            for part in outer:
+                self.read(part, around)
+            self.read(inner, (*around, tuple(outer)))
+            if mentions(inner, SORRY):
+                self.held |= {name for part in outer for name in stand_ins(part)}
+        elif kind not in ("variable", "constant"):
+            for part in parts:
+                self.read(part, around)
+            head = tree
+            while head[0] == "apply":
+                head = head[1]
+            if head == SORRY:
+                self.held |= stand_ins(parts[1])
 
-    def mentioned(self, named: Any) -> set[int]:
-        """The names in a tree that it does not bind itself."""
-        if not isinstance(named, tuple):
-            return set()
-        if named[0] == "name":
-            return {named[1]}
-        inner: set[int] = set().union(*map(self.mentioned, named[1:]))
-        return inner - {named[1]} if named[0] == "bind" else inner
 
-    def closed(self, type_: Tree) -> Tree:
-        """Returns a type behind all variables that it rests on, with numbers for names."""
-        needed, todo = set[int](), self.mentioned(type_)
-        while todo:
-            needed |= todo
-            types = (self.types[name] for name in todo)
-            todo = set().union(*(self.mentioned(each) for each in types)) - needed
-        bound = sorted(name for name in needed if name >= self.free)
-        for name in reversed(bound):
-            type_ = ("forall", self.types[name], ("bind", name, type_))
-        return self.numbered(type_, ())
+def mentions(tree: Tree, part: Tree) -> bool:
+    return tree == part or any(mentions(each, part) for each in tree if isinstance(each, tuple))
 
-    def numbered(self, named: Tree, around: Sequence[int]) -> Tree:
-        kind, *parts = named
-        if kind == "name":
-            order = (*around, *range(self.free))
-            return ("variable", order.index(parts[0]))
-        if kind == "bind":
-            return self.numbered(parts[1], (parts[0], *around))
-        if kind in ("constant", "stand-in"):
-            return named
-        return (kind, *(self.numbered(part, around) for part in parts))
+
+def stand_ins(tree: Tree) -> set[str]:
+    return {name for name in ("one", "two") if mentions(tree, ("stand-in", name))}
+
+
+def mentioned(tree: Tree, depth: int = 0) -> set[int]:
+    """The variables around a tree that it mentions: 0 is the innermost."""
+    kind, *parts = tree
+    if kind == "variable":
+        return {parts[0] - depth} if parts[0] >= depth else set()
+    below = [part for part in parts if isinstance(part, tuple)]
+    return set().union(
+        *(
+            mentioned(part, depth + (kind in BINDERS and part_at == len(below) - 1))
+            for part_at, part in enumerate(below)
+        )
+    )
+
+
+def lowered(tree: Tree, by: int, depth: int = 0) -> Tree:
+    """The tree with fewer variables around it."""
+    kind, *parts = tree
+    if kind == "variable":
+        return (kind, parts[0] - by if parts[0] >= depth else parts[0])
+    return (
+        kind,
+        *(
+            lowered(part, by, depth + (kind in BINDERS and at == len(parts) - 1))
+            if isinstance(part, tuple)
+            else part
+            for at, part in enumerate(parts)
+        ),
+    )
 
 
 @given(TREES)
-def test_uses_are_those_that_a_reader_with_names_finds(tree: Tree) -> None:
-    free = 6
-    named, written = Named(free), Written()
-    named.read(tree, range(free))
-    expected = {ALONE if use is None else Use(*map(written.number, use)) for use in named.found}
-    assert written.uses.of(written.number(tree)) == expected
+def test_uses_are_those_that_a_reader_finds(tree: Tree) -> None:
+    reader, written = Reader(), Written()
+    reader.read(tree)
+    uses = written.uses.of(written.number(tree))
+    found = {
+        (use.mark, *([ALONE] if use.type_ == ALONE else next(written.uses.sequents(use))))
+        for use in uses
+    }
+    assert found == {
+        (
+            written.stand_ins[name],
+            *([ALONE] if type_ is None else (written.context(around), written.number(type_))),
+        )
+        for name, around, type_ in reader.found
+    }
 
 
-def places(tree: Tree) -> list[tuple[int, ...]]:
-    """The paths to all parts of a tree that are expressions."""
-    if tree[0] in ("variable", "constant", "stand-in"):
-        return [()]
-    below = [(at, *path) for at, part in enumerate(tree[1:], 1) for path in places(part)]
-    return [(), *below]
+@given(TREES)
+def test_a_use_is_seen_without_the_last_variables_that_it_does_not_mention(tree: Tree) -> None:
+    reader, written = Reader(), Written()
+    reader.read(tree)
+    sequents: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for use in written.uses.of(written.number(tree)):
+        if use.type_ != ALONE:
+            found = list(written.uses.sequents(use))
+            sequents[use.mark, *found[0]] = found
+    for name, around, type_ in reader.found:
+        if type_ is None:
+            continue
+        most = min([*mentioned(type_), len(around)])
+        expected = [
+            (written.context(around[: len(around) - by]), written.number(lowered(type_, by)))
+            for by in range(most + 1)
+        ]
+        assert sequents[written.stand_ins[name], *expected[0]] == expected
 
 
-def put(tree: Tree, path: Sequence[int], part: Tree) -> Tree:
-    if not path:
-        return part
-    at, *rest = path
-    return (*tree[:at], put(tree[at], rest, part), *tree[at + 1 :])
+@given(TREES)
+def test_what_the_goals_of_holes_mention_is_held(tree: Tree) -> None:
+    reader, written = Reader(), Written()
+    reader.read(tree)
+    expected = {written.stand_ins[name] for name in reader.held}
+    assert written.uses.held(written.number(tree)) == expected
 
 
-CLOSED = st.recursive(CONSTANTS, above, max_leaves=12)
-
-
-@given(st.data(), CLOSED, CLOSED)
-def test_a_sorry_stands_for_anything_and_nothing_else_does(
-    data: st.DataObject, tree: Tree, part: Tree
-) -> None:
+def test_the_closed_type_has_the_variables_that_it_mentions() -> None:
     written = Written()
-    mark, other = written.number(("constant", "one")), written.number(("constant", "two"))
-    path = data.draw(st.sampled_from(places(tree)))
-    held = ("apply", ("apply", SORRY, ("constant", "a")), ("constant", "b"))
-    known = Use(mark, written.number(put(tree, path, held)))
-    filled = Use(mark, written.number(put(tree, path, part)))
-    assert written.uses.fits(filled, [known])
-    assert not written.uses.fits(Use(other, filled.type_), [known])
-    # Without a sorry, only the same fits.
-    assert written.uses.fits(filled, [Use(mark, written.number(tree))]) == (
-        put(tree, path, part) == tree
-    )
+    a, b = ("constant", "a"), ("constant", "b")
+    type_ = ("apply", b, ("variable", 1))
+    tree = ("function", b, ("function", a, ("function", b, ("apply", ("stand-in", "one"), type_))))
+    (use,) = written.uses.of(written.number(tree))
+    closed = ("forall", a, ("apply", b, ("variable", 0)))
+    assert written.uses.closed(use) == written.number(closed)
 
 
 def test_a_deep_expression_needs_no_recursion() -> None:
     written = Written()
-    number = written.number(("apply", ("apply", STAND_IN, ("constant", "one")), ("variable", 0)))
+    number = written.number(("apply", ("stand-in", "one"), ("variable", 0)))
     type_ = written.number(("constant", "a"))
-    for _ in range(20_000):
+    for _ in range(10_000):
         number = written.interner.number((LAM, type_, number))
-    uses = written.uses.of(number)
-    outside = written.number(("forall", ("constant", "a"), ("variable", 0)))
-    assert uses == {Use(written.number(("constant", "one")), outside)}
+    (use,) = written.uses.of(number)
+    assert use.mark == written.stand_ins["one"]
+    assert next(written.uses.sequents(use))[1] == written.number(("variable", 0))
+    assert written.uses.held(number) == frozenset()
+    assert isinstance(use, Use)

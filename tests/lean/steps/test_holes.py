@@ -145,7 +145,8 @@ def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None
     recipe = Recipe(Source("f", CODE, HOLES), 1, (Tactic("constructor"), Tactic("exact a\n  b")))
     draft = draft_trial(recipe, Tactic("exact c"))
     assert draft.text == (
-        "theorem t : a := f sorry (by exact (by {\nconstructor\n;\nexact a\n  b\n;\nexact c\n}))\n"
+        "theorem t : a := f sorry (by exact (by {\nconstructor\n;\nexact a\n  b\n;\nexact c\n"
+        f"{' ' * 35}}}))\n"
         "theorem u : b := sorry"
     )
     assert draft.text[draft.trial.start : draft.trial.end] == "exact c"
@@ -157,11 +158,11 @@ def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None
 def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     inner = Tactic("exact f sorry sorry", tuple(find_holes("exact f sorry sorry")), 1)
     recipe = Recipe(Source("f", "x := sorry", find_holes("x := sorry")), 0, (inner,))
-    draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a")
+    draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a_")
     assert draft.text == (
-        '@[extern "lean_sorry", never_extract] axiom _a.{u} (hole : Type) (α : Sort u) : α\n'
-        "x := (by {(\nskip\n;\nexact f (_a ((Prop → Prop) → Prop → Prop) _) "
-        "(by {(\nskip\n;\nexact h\n)})\n)})"
+        '@[extern "lean_sorry", never_extract] axiom _a_0.{u} (α : Sort u) : α\n'
+        "x := (by {(\nskip\n;\nexact f (_a_0 _) "
+        f"(by {{(\nskip\n;\nexact h\n){' ' * 16}}})\n){' ' * 4}}})"
     )
 
 
@@ -197,18 +198,18 @@ def test_goals_of_one_block_come_together() -> None:
 def test_a_stand_in_comes_after_the_imports() -> None:
     code = "import A\nimport B\n\ntheorem t : a := ⟨sorry, sorry⟩"
     recipe = Recipe(Source("f", code, find_holes(code)), 0)
-    assert draft_trial(recipe, Tactic("h"), stand_in="_a").text == (
+    assert draft_trial(recipe, Tactic("h"), stand_in="_a_").text == (
         "import A\nimport B\n"
-        '@[extern "lean_sorry", never_extract] axiom _a.{u} (hole : Type) (α : Sort u) : α\n'
-        "\n\ntheorem t : a := ⟨(by {(\nskip\n;\nh\n)}), (_a ((Prop → Prop) → Prop → Prop) _)⟩"
+        '@[extern "lean_sorry", never_extract] axiom _a_0.{u} (α : Sort u) : α\n'
+        f"\n\ntheorem t : a := ⟨(by {{(\nskip\n;\nh\n){' ' * 17}}}), (_a_0 _)⟩"
     )
 
 
 def test_holes_of_unknown_form_stay_as_they_are() -> None:
     code = "theorem t : a := ⟨sorry, sorry⟩"
     holes = (Hole(18, "term"), Hole(25, "unknown"))
-    draft = draft_trial(Recipe(Source("f", code, holes), 0), Tactic("h"), stand_in="_a")
-    assert draft.text.endswith("theorem t : a := ⟨(by {(\nskip\n;\nh\n)}), sorry⟩")
+    draft = draft_trial(Recipe(Source("f", code, holes), 0), Tactic("h"), stand_in="_a_")
+    assert draft.text.endswith("theorem t : a := ⟨(by {(\nskip\n;\nh\n)                 }), sorry⟩")
 
 
 @pytest.mark.parametrize(
