@@ -19,7 +19,7 @@ _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IG
 _THOUGHT_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
 # Tokens at the end of a model's answer, which some servers leave in the text.
 _END = re.compile(r"\s*(?:</s>|<[|｜][^|｜<>\n]*[|｜]>)\s*\Z")
-_TAG = re.compile(r"^[ \t]*</?[a-z][a-z_]*>[ \t]*$", re.MULTILINE)
+_TAG = re.compile(r"^[ \t]*</?[a-z][a-z_]*>|</[a-z][a-z_]*>[ \t]*$", re.MULTILINE)
 # A sentence at the margin. No line of Lean has three words, none of its signs, and a full stop.
 _PROSE = re.compile(
     r"(?:\*\*|#+ |[-*] |[0-9]+\. )?[A-Z][\w'’]*(?:[ ,][^:=⟨⟩←→∀∃λ|]*)?[.:!?](?:\*\*)?\s*"
