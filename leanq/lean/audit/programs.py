@@ -23,6 +23,9 @@ There are five ways from a text to a program that runs:
   `_MAKES_SYNTAX` find the names and the makers of such constants. A text need not name the type:
   it can be that of a library's argument. Then `.node` and its like make it (`_DOTTED_NODE`).
 
+No word is left where a text takes such names out of a library's constant by unification. That is
+not found.
+
 These lists are about Lean's own library. :mod:`leanq.lean.audit.evaluators` finds in compiled files
 which syntax of other libraries evaluates.
 
