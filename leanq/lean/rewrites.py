@@ -49,7 +49,7 @@ def with_negation(code: str, theorem: Declaration, name: str) -> str:
     if theorem.kind != "theorem" or theorem.statement is None:
         raise UsageError(f"{theorem.name} is no theorem with a statement that can be negated")
     start, _ = _span(code, theorem)
-    universes = _universes(theorem.universes)
+    universes = _bound(code[:start], theorem.universes)
     return f"{code[:start]}theorem {name}{universes} : ({theorem.statement}) → False := sorry\n"
 
 
@@ -58,10 +58,10 @@ def with_contradiction(code: str, theorem: Declaration, name: str) -> str:
 
     Lean refuses that if it reads the printed statement as another one.
     """
-    _, end = _span(code, theorem)
-    universes = _universes(theorem.universes)
+    start, end = _span(code, theorem)
+    bound, universes = _bound(code[:start], theorem.universes), _universes(theorem.universes)
     return (
-        f"{code[:end]}\ntheorem {name}{universes} (no : ({theorem.statement}) → False) : False :=\n"
+        f"{code[:end]}\ntheorem {name}{bound} (no : ({theorem.statement}) → False) : False :=\n"
         f"  no @_root_.{theorem.name}{universes}\n"
     )
 
@@ -94,7 +94,7 @@ def with_lemmas(
         start, _, owner = min(around, key=lambda each: each[0])
         stated = f"{' '.join(binders)} : {goal}".lstrip()
         levels = [each for each in owner.universes if re.search(rf"\b{re.escape(each)}\b", stated)]
-        universes = _universes(levels)
+        universes = _bound(code[:start], levels)
         name = f"{prefix}{number}"
         lemmas.setdefault(start, []).append(f"theorem {name}{universes} {stated} := sorry\n\n")
         call = " ".join((name, *names))
@@ -108,6 +108,23 @@ def with_lemmas(
 
 def _universes(names: Sequence[str]) -> str:
     return f".{{{', '.join(names)}}}" if names else ""
+
+
+def _bound(before: str, names: Sequence[str]) -> str:
+    """Returns the universes that a declaration has to bind behind a text. It may not bind those
+    that a `universe` of this text names."""
+    scopes: list[list[str]] = [[]]
+    line_end = -1
+    for token in tokens(before):
+        if token.start < line_end:
+            scopes[-1].append(token.text)
+        elif token.text == "universe":
+            line_end = before.find("\n", token.end) % (len(before) + 1)
+        elif token.text in ("section", "namespace", "mutual"):
+            scopes.append([])
+        elif token.text == "end" and len(scopes) > 1:
+            scopes.pop()
+    return _universes([name for name in names if not any(name in scope for scope in scopes)])
 
 
 def _stated(sorry: Sorry) -> tuple[list[str], list[str], str]:

@@ -12,7 +12,12 @@ from leanq.errors import InvalidRequestError, UsageError
 from leanq.lean.declarations import Declaration, extract
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.rewrites import with_lemmas, with_negation, with_statements
+from leanq.lean.rewrites import (
+    with_contradiction,
+    with_lemmas,
+    with_negation,
+    with_statements,
+)
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import MemoryStates
 
@@ -173,6 +178,28 @@ async def test_a_negation_refutes_what_was_stated(driver: LeanDriver) -> None:
     assert (await check(driver, refuted)).verdict == "accepted"
     both = f"{plain}\n{refuted}theorem contradiction : False := no t\n"
     assert (await check(driver, both)).verdict == "incomplete"
+
+
+@pytest.mark.slow
+async def test_a_new_declaration_binds_no_universe_that_the_text_names(driver: LeanDriver) -> None:
+    text = """universe u v
+section
+universe w
+theorem a (α : Sort u) (β : Sort v) (s : Sort w) (h : And (α = α) (β = β)) : s = s := sorry
+end
+theorem b.{w} (α : Sort u) (β : Sort w) : And (α = α) (β = β) := sorry
+theorem c (s : Type _) (α : Type u) : And (s = s) (α = α) := sorry
+universe w"""
+    found = await declared(driver, text)
+    for name, universes in {"a": "", "b": ".{w}", "c": ".{u_1}"}.items():
+        made = with_negation(text, found[name], "no")
+        assert f"theorem no{universes} :" in made
+        again = (await declared(driver, made))["no"]
+        assert sorted(again.universes) == sorted(found[name].universes)
+        both = with_contradiction(text, found[name], "no")
+        assert (await check(driver, both)).verdict == "incomplete"
+    made = with_lemmas(text, list(found.values()), (await check(driver, text)).sorries, "lemma_")
+    assert (await check(driver, made)).verdict == "incomplete"
 
 
 def test_what_cannot_be_made_is_told() -> None:
