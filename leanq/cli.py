@@ -35,7 +35,7 @@ _GROUPS = {
     "Check": ("submit", "verify", "step", "state", "extract", "mcp"),
     "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
     "Data": ("campaign", "export-traces"),
-    "Operate": ("status", "metrics", "pause", "resume", "tenant", "dead", "reap"),
+    "Operate": ("status", "trace", "metrics", "pause", "resume", "tenant", "dead", "reap"),
 }
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 

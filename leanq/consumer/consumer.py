@@ -95,7 +95,9 @@ class Consumer:
         self._timings = timings
         self.state = ClaimState()
         ahead_s = timings.claimed_ahead_wait_s
-        self.requests = HeldRequests(worker, drivers, slot_pool, self._request_ended, ahead_s)
+        self.requests = HeldRequests(
+            worker, drivers, slot_pool, self._request_ended, ahead_s, shard.reply_ttl_ms
+        )
         self.idle_factor = 1.0
         self.away_since_s = math.inf
         self._rng = random.Random()

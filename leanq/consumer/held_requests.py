@@ -22,7 +22,7 @@ from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.metrics import count
-from leanq.queue.requests import LEAN_VERDICTS, Reply, content_of
+from leanq.queue.requests import LEAN_VERDICTS, Reply, Spent, content_of
 from leanq.queue.results import Job, Returning, Settlement, times_of
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 
@@ -31,6 +31,7 @@ log = logging.getLogger("leanq.worker")
 # A script that moves megabytes delays all clients, so each call is bounded in bytes.
 _SETTLE_BYTES = 1 << 20
 _PAUSE_AFTER_DEFERRING_S = 0.5
+_NOT_BEGUN = Spent()
 
 
 class _Held(Struct, eq=False):
@@ -56,6 +57,7 @@ class HeldRequests:
         slot_pool: the slots in which they run.
         notify: called when a request has ended.
         claimed_ahead_wait_s: how long a request may wait for a slot.
+        kept_ms: the time-to-live of its replies.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class HeldRequests:
         slot_pool: SlotPool,
         notify: Callable[[], None],
         claimed_ahead_wait_s: float,
+        kept_ms: int,
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]]
         self.returns = {"requeue": [], "retry": [], "defer": []}
@@ -73,6 +76,7 @@ class HeldRequests:
         self._slot_pool = slot_pool
         self._notify = notify
         self._claimed_ahead_wait_s = claimed_ahead_wait_s
+        self._kept_ms = kept_ms
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
         # Requests claimed ahead, and the time since which the first of them waits.
@@ -226,7 +230,7 @@ class HeldRequests:
         try:
             reply = await self._answer(job)
             ran_s = time.monotonic() - started_s
-            settlement = self._settlement(job, ran_s, reply)
+            settlement = self._settlement(job, started_s, ran_s, reply)
         except NewerMessageError as error:
             # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
@@ -247,7 +251,8 @@ class HeldRequests:
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             ran_s = time.monotonic() - started_s
-            settlement = self._settlement(job, ran_s, Reply(error=" ".join(text.split())))
+            failed = Reply(error=" ".join(text.split()))
+            settlement = self._settlement(job, started_s, ran_s, failed)
         self._slot_pool.breaker.succeeded()
         self._slot_pool.run_time.add(ran_s)
         return settlement
@@ -288,7 +293,7 @@ class HeldRequests:
             return Reply(error=f"worker {self._worker} does not serve {job.environment!r}")
         return await driver.run(replace(request, tenant=job.tenant))
 
-    def _settlement(self, job: Job, ran_s: float, reply: Reply) -> Settlement:
+    def _settlement(self, job: Job, started_s: float, ran_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
         # Only Lean's own verdicts last; one of the infrastructure may differ the next time.
@@ -304,6 +309,14 @@ class HeldRequests:
             queued_s=job.queued_s,
             wall_s=reply.wall_s or ran_s,
             content=content_of(job.environment, job.digest),
+            spent=replace(
+                reply.spent or _NOT_BEGUN,
+                kept_ms=self._kept_ms,
+                claimed_ms=job.claimed_ms,
+                held_us=round((started_s - job.answered_s) * 1e6) if job.answered_s else 0,
+                lost=job.lost,
+            ),
+            submitted_ms=job.submitted_ms,
         )
         return Settlement(
             job.request_id,

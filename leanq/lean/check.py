@@ -192,7 +192,7 @@ class Compilation:
 
     def _told(self, outcome: Outcome, run: Run) -> Reply:
         fingerprint = self._lean.environment.fingerprint
-        return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
+        return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s, spent=run.spent)
 
     async def _run(self, slot: Slot, text: str) -> Run:
         limits = limits_of(self._request)

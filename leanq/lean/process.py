@@ -20,7 +20,7 @@ from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.queue.metrics import count
-from leanq.queue.requests import Request, Way
+from leanq.queue.requests import Request, Spent, Way
 
 log = logging.getLogger("leanq.worker")
 
@@ -45,6 +45,7 @@ class Run:
     """One run of Lean on a text within limits.
 
     ``compiled``: whether it wrote its result. ``way``: how it got the text's beginning.
+    ``begun_s``: the time that it took to begin; ``is_forked``: whether it began as a fork.
     """
 
     done: Finished
@@ -52,6 +53,13 @@ class Run:
     printed: Printed
     compiled: bool
     way: Way = "replayed"
+    begun_s: float = 0.0
+    is_forked: bool | None = None
+
+    @property
+    def spent(self) -> Spent:
+        """How Lean began, for the reply."""
+        return Spent(begun_us=round(self.begun_s * 1e6), is_forked=self.is_forked)
 
     @property
     def outcome(self) -> Outcome:
@@ -217,6 +225,7 @@ class Lean:
         load: LocalSnapshot | None,
         compile_: bool,
     ) -> Run:
+        asked_s = time.monotonic()
         args = [*options, *(_COMPILE if compile_ else ())]
         done: Finished | None = None
         lost: Finished | None = None
@@ -224,12 +233,15 @@ class Lean:
             done = await self._forked(slot, code, limits, args)
             if done is not None and _is_doubtful(done.exit):
                 done, lost = None, done
+        is_forked = done is not None
         if done is None:
             done = await self._started(slot, code, limits, args, load)
+        begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
         if lost is not None:
             end = replace(done.exit, cpu_s=done.exit.cpu_s + lost.exit.cpu_s)
             done = replace(done, exit=end)
-        return await read_run(done, limits, compiled=not compile_ or _has_compiled(slot))
+        run = await read_run(done, limits, compiled=not compile_ or _has_compiled(slot))
+        return replace(run, begun_s=begun_s, is_forked=is_forked)
 
     async def _started(
         self,

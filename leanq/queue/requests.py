@@ -308,6 +308,27 @@ class Failure(Struct, frozen=True, array_like=True):
     text: str
 
 
+class Spent(Struct, frozen=True, array_like=True):
+    """Where the time of a request went, as far as its last worker knows.
+
+    Attributes:
+        kept_ms: the time-to-live of the reply, by which it tells when it was settled.
+        claimed_ms: when the last attempt was claimed, in milliseconds since 1970 by the server's
+            clock; 0 if it was not.
+        held_us: from the claim's answer until the driver got it, in microseconds.
+        begun_us: of the driver's time, until Lean had begun; in microseconds.
+        is_forked: whether Lean began as a fork behind the header; None if it did not run for it.
+        lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
+    """
+
+    kept_ms: int = 0
+    claimed_ms: int = 0
+    held_us: int = 0
+    begun_us: int = 0
+    is_forked: bool | None = None
+    lost: str = ""
+
+
 class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     """How a request ended.
 
@@ -337,6 +358,9 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
         way: how Lean got the beginning of a step's text; not sent either.
         infotree: the nodes that the request asked for, as JSON in UTF-8 and in the REPL's shape; at
             most ``MAX_INFOTREE_BYTES``.
+        spent: where its time went; see :mod:`leanq.fleet.timeline`.
+        submitted_ms: when it was submitted, in milliseconds since 1970 by the server's clock; 0 if
+            unknown. It stands last, where ``lua/parts/submit_time.lua`` finds it.
     """
 
     verdict: Verdict | None = None
@@ -363,6 +387,8 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     infotree: bytes | None = None
     content: str = ""
     kernel: str | None = None
+    spent: Spent | None = None
+    submitted_ms: int = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reply) and _answer(self) == _answer(other)
@@ -371,7 +397,10 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
         return hash(_answer(self))
 
 
-_OF_ITS_RUN = ("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s")
+_OF_ITS_RUN = (
+    *("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
+    *("spent", "submitted_ms"),
+)
 _OF_ITS_WORKER = ("warm", "way", "content")
 _answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WORKER}))
 

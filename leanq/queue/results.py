@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from bisect import bisect_left
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +24,9 @@ from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.requests import Reply, content_of
 from leanq.queue.scripts import LARGE_BYTES
 
-# Kind, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
+# Kind, attempts, priority; submitted, deadline, longest run (ms); then seven texts and the body.
 _RECORD = struct.Struct(">BBBddd")
-_RECORD_TEXTS = 6
+_RECORD_TEXTS = 7
 _WHOLE, _DETACHED = 1, 2
 _IN_FLIGHT = (b"\x01", b"\x02")
 # The most digits of a counter.
@@ -133,6 +134,9 @@ class Job(Struct, frozen=True):
         isolated: nothing may run beside it on this worker.
         detached_bytes: the body's size, if it lay apart from the record.
         tenant, digest: those of its :class:`Submission`.
+        lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
+        submitted_ms, claimed_ms: when, in milliseconds since 1970 by the server's clock.
+        answered_s: when the claim's answer came, by this process's monotonic clock.
     """
 
     request_id: str
@@ -145,6 +149,10 @@ class Job(Struct, frozen=True):
     detached_bytes: int = 0
     tenant: str = ""
     digest: str = ""
+    lost: str = ""
+    submitted_ms: int = 0
+    claimed_ms: int = 0
+    answered_s: float = 0.0
 
 
 Times = tuple[int, int]
@@ -317,7 +325,7 @@ def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ..
 
 def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
     kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
-    (environment, *_, tenant, digest), body = _texts_and_body(record)
+    (environment, *_, lost, tenant, digest), body = _texts_and_body(record)
     return Job(
         request_id.decode(errors="replace"),
         environment,
@@ -329,6 +337,10 @@ def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, t
         0 if kind == _WHOLE else int(body),
         tenant,
         digest,
+        lost,
+        int(submitted_ms),
+        int(now_ms),
+        time.monotonic(),
     )
 
 
@@ -381,7 +393,7 @@ def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
     left out, since it counted from the submit.
     """
     kind, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
-    (environment, client, first, second, tenant, digest), body = _texts_and_body(data)
+    (environment, client, first, second, _, tenant, digest), body = _texts_and_body(data)
     body = b"" if kind == _DETACHED else body
     affinity = tuple(name for name in (first, second) if name)
     return Submission(
@@ -397,6 +409,7 @@ class InFlight(Struct, frozen=True):
         submitted_s: when, in seconds since 1970 by the server's clock.
         worker: the worker that holds it; ``""`` if none does.
         running_s: for how long that worker has held it, in seconds.
+        lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
     """
 
     request_id: str
@@ -407,6 +420,7 @@ class InFlight(Struct, frozen=True):
     submitted_s: float
     worker: str = ""
     running_s: float = 0.0
+    lost: str = ""
 
 
 def read_in_flight(request_id: str, data: bytes) -> tuple[InFlight, float]:
@@ -420,12 +434,12 @@ def read_in_flight(request_id: str, data: bytes) -> tuple[InFlight, float]:
     if not is_record(data) or len(data) < _RECORD.size:
         raise ValueError(f"{request_id} has no record")
     _, attempts, priority, submitted_ms, _, run_ms = _RECORD.unpack_from(data)
-    texts = [text.decode(errors="replace") for text in data[_RECORD.size :].split(b"\0", 6)]
-    if len(texts) < 6:
+    texts, _ = _texts_and_body(data)
+    if len(texts) < _RECORD_TEXTS:
         raise ValueError(f"the record of {request_id} is cut short")
-    environment, tenant = texts[0], texts[4]
-    found = InFlight(request_id, environment, tenant, priority, attempts, submitted_ms / 1000)
-    return found, run_ms / 1000
+    environment, lost, tenant = texts[0], texts[4], texts[5]
+    where = environment, tenant, priority, attempts, submitted_ms / 1000
+    return InFlight(request_id, *where, lost=lost), run_ms / 1000
 
 
 def read_minute(data: bytes) -> dict[str, int]:

@@ -69,7 +69,7 @@ def pool() -> SlotPool:
 
 @pytest.fixture
 async def requests(driver: Driver, pool: SlotPool) -> AsyncIterator[HeldRequests]:
-    held = HeldRequests("w", {"echo": driver}, pool, lambda: None, 60.0)
+    held = HeldRequests("w", {"echo": driver}, pool, lambda: None, 60.0, 1000)
     yield held
     async with asyncio.timeout(30.0):
         await held.stop()
@@ -240,7 +240,7 @@ def test_slots_are_counted_right_whatever_happens(steps: list[tuple[str, int]]) 
 async def counted(steps: list[tuple[str, int]]) -> None:
     """Each request has a lease of its own; those that a claim brings anew have another one."""
     driver, pool = Driver(), SlotPool(3, lambda: None)
-    held = HeldRequests("w", {"echo": driver}, pool, lambda: None, 60.0)
+    held = HeldRequests("w", {"echo": driver}, pool, lambda: None, 60.0, 1000)
     ends = {b"%d" % number: asyncio.Event() for number in range(5)}
 
     async def work(payload: bytes) -> None:

@@ -50,6 +50,11 @@ def set_clock(server: redis.Redis, tag: str, now_ms: int) -> None:
     server.set(f"{tag}:clock", now_ms)
 
 
+def at_the_time_of(job: Job, other: Job) -> Job:
+    """The job as if its claim's answer had come with that of the other."""
+    return structs.replace(job, answered_s=other.answered_s)
+
+
 @dataclass
 class Dump:
     """Everything that the server holds of one queue, by the kind of key."""

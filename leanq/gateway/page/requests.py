@@ -12,6 +12,8 @@ from markupsafe import Markup
 from msgspec import structs
 
 from leanq.errors import LeanQError, UsageError, WireError
+from leanq.fleet import timeline
+from leanq.fleet.timeline import Timeline
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import Key
@@ -43,6 +45,7 @@ class Found:
         owned: True if it belongs to the viewer's own tenant, who can use its states.
         request: the request; None if its text is no longer kept.
         unread: why the request or its reply cannot be read; "" otherwise.
+        timeline: where its time went, if that is known.
     """
 
     request_id: str
@@ -52,6 +55,7 @@ class Found:
     in_flight: InFlight | None = None
     reply: Reply | None = None
     unread: str = ""
+    timeline: Timeline | None = None
 
     @property
     def ended(self) -> bool:
@@ -71,6 +75,8 @@ async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | 
             if queue.shard.keys.shard == shard and (
                 found := await _find(queue, lean, viewer, request_id)
             ):
+                with contextlib.suppress(WireError):
+                    return replace(found, timeline=await timeline.find(queue, request_id))
                 return found
     return None
 

@@ -18,7 +18,7 @@ for k, request_id in ipairs(request_ids) do
       and redis.call('ZSCORE', tag .. ':joined:' .. run_id, request_id)) then
       -- A request must not wait for a run that is gone, whatever the server has lost.
       redis.call('ZREM', tag .. ':joined:' .. run_id, request_id)
-      answer = requeue.one(request_id, 'requeue') == 'queued' and 1 or 2
+      answer = requeue.one(request_id, 'requeue', 'requeue') == 'queued' and 1 or 2
     else
       answer = (lease or run_id) and 2 or 1
     end

@@ -13,8 +13,8 @@ if not worker then return answer({queued = 0, poisoned = 0, more = 0, expiry_gra
 local processing = tag .. ':processing:' .. worker
 local ends = {queued = 0, poisoned = 0, lost = 0}
 for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, 99)) do
+  local became = requeue.run(request_id, 'retry', 'reaped')
   redis.call('ZREM', processing, request_id)
-  local became = requeue.run(request_id, 'retry')
   ends[became] = ends[became] + 1
   if requeue.is_full() then break end
 end

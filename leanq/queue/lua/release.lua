@@ -9,12 +9,12 @@ for i = #leases.request_id, 1, -1 do
   local request_id = leases.request_id[i]
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
   if lease and lease.token == leases.token[i] then
-    redis.call('ZREM', tag .. ':processing:' .. worker, request_id)
     if lease.charge ~= '' and how ~= 'retry' then
       shares = shares or open_shares()
       if shares then shares.correct(lease) end
     end
-    requeue.run(request_id, how)
+    requeue.run(request_id, how, how)
+    redis.call('ZREM', tag .. ':processing:' .. worker, request_id)
     given = given + 1
   end
 end

@@ -16,8 +16,8 @@ local timed_out = judged and redis.call('ZRANGEBYSCORE', processing, '-inf', now
 for i, request_id in ipairs(timed_out) do
   -- The next renewal takes the rest.
   if requeue.is_full() then timed_out = {unpack(timed_out, 1, i - 1)} break end
+  requeue.run(request_id, 'retry', 'overran')
   redis.call('ZREM', processing, request_id)
-  requeue.run(request_id, 'retry')
 end
 counters.add('reaped', #timed_out)
 for i, name in ipairs(tallies.name) do counters.add(name, tallies.n[i]) end

@@ -1,5 +1,5 @@
 #!lua
--- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over known
+-- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over known submit_time
 -- submit: takes requests in, or says why not. Idempotent by request id. It has no allow-oom: a full memory
 -- refuses the whole call, which becomes back-pressure.
 -- `max_waiting`: per environment, priority and tenant. `remember_ms`: time-to-live of replies if remembered
@@ -84,7 +84,7 @@ for _, kind in ipairs(kinds) do
   kind.head = string.sub(record.head({attempts = 0, priority = kind.priority, submitted = now,
     deadline = kind.deadline_ms > 0 and now + kind.deadline_ms or 0, run_ms = kind.run_ms,
     environment = kind.environment, client = client, affinity = kind.affinity,
-    second_affinity = kind.second_affinity, tenant = '', digest = '', detached = kind.detached}), 1, -3)
+    second_affinity = kind.second_affinity, lost = '', tenant = '', digest = '', detached = kind.detached}), 1, -3)
   kind.environment = environment
 end
 
@@ -153,6 +153,7 @@ local function take_in(k, run_id, phase_text)
   local reply = digest ~= '' and environment.fingerprint
     and redis.call('GET', tag .. ':verdict:' .. environment.fingerprint .. ':' .. digest)
   if reply then
+    reply = submit_time.set(reply, now)
     redis.call('SET', names[k], reply, 'PX', remember_ms)
     remembered = remembered + 1
     return told(k, environment.name, reply)

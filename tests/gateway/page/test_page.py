@@ -416,7 +416,9 @@ async def test_a_request_is_seen_while_it_runs_and_withdrawn(
     await eventually(lambda: scripted.running == [code])
     [request_id] = re.findall(r'name="request_id" value="([^"]+)"', answer.text)
     where = f"/page/requests/{request_id}"
-    assert "running" in await shown(gateway, {}, where)
+    page = await shown(gateway, {}, where)
+    assert "running" in page
+    assert "<dt>runs</dt>" in page
     assert "-- held up" in await shown(gateway, {}, where)
     assert not lines or f"-- line {lines - 1}" in await shown(gateway, {}, where)
     looks = await gateway.http.get("/", headers=HTML)
@@ -445,6 +447,8 @@ async def test_a_hostile_text_is_shown_and_is_nothing_else(
         return "rejected" in page
 
     await eventually(has_ended)
+    for phase in ("waited", "claimed", "elaborated", "settled"):
+        assert f"<dt>{phase}</dt>" in page
     article = page.split('<article id="request"')[1]
     for markup in ("<script", "<img", "<svg/", "<form action=//", "\u202e", "\x1b", "\r", "\x00"):
         assert markup not in article, markup

@@ -98,7 +98,8 @@ end
 -- Returns a reply to the request r with a verdict that is not Lean's, in the wire format of version 1.
 function publish.verdict(r, verdict, reason, attempts, queued_ms)
   return cmsgpack.pack({'', 1, {verdict = verdict, reason = reason, attempts = attempts,
-    queued_s = queued_ms / 1000, content = r.digest ~= '' and r.digest .. ' ' .. r.environment or ''}})
+    queued_s = queued_ms / 1000, content = r.digest ~= '' and r.digest .. ' ' .. r.environment or '',
+    spent = {tonumber(reply_ttl_ms), 0, 0, 0, false, r.lost}, submitted_ms = r.submitted}})
 end
 
 function publish.all()

@@ -6,10 +6,25 @@
 -- back.
 local requeue = {}
 
--- Puts one leased or joined request back to the front, or makes it a dead letter.
--- `how`: requeue, retry (the attempt counts) or defer (to the end of its waiting list).
+-- The most bytes of all lost attempts of one request, since the head of a record is read as a whole.
+local MAX_LOST = 360
+
+-- Returns the lost attempts of a request with one more, the oldest left out if they are too long. Each has its
+-- worker, when it was claimed (ms, 0: not known), when it was lost, and why. leanq/fleet/timeline.py reads them.
+local function with_lost(request_id, r, lease, worker, why)
+  local ends_ms = lease and redis.call('ZSCORE', tag .. ':processing:' .. lease.worker, request_id)
+  local claimed = ends_ms and ends_ms - r.run_ms or 0
+  local lost = r.lost .. string.format('%s %.0f %.0f %s;', string.sub(worker, -64), claimed, now, why)
+  while #lost > MAX_LOST do lost = string.gsub(lost, '^[^;]*;', '') end
+  return lost
+end
+
+-- Puts one leased or joined request back to the front, or makes it a dead letter. A lease must still be in its
+-- worker's processing list, which knows when it began.
+-- `how`: requeue, retry (the attempt counts) or defer (to the end of its waiting list). `why`: the word for it
+-- among the lost attempts.
 -- Returns 'queued', 'poisoned' or 'lost'.
-function requeue.one(request_id, how)
+function requeue.one(request_id, how, why)
   local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
   redis.call('HDEL', tag .. ':phase', request_id)
   if not r then
@@ -19,16 +34,17 @@ function requeue.one(request_id, how)
     return 'lost'
   end
   local attempts = r.attempts + (how == 'retry' and 1 or 0)
+  local lease = phase.read_lease(phase_text)
+  local _, run_worker = phase.read_joined(phase_text)
+  local worker = lease and lease.worker or run_worker or ''
+  local body = string.sub(redis.call('GET', tag .. ':req:' .. request_id), r.body)
+  r.lost, r.attempts = with_lost(request_id, r, lease, worker, why), attempts
+  redis.call('SET', tag .. ':req:' .. request_id, record.head(r) .. body)
   if attempts >= max_attempts then
-    local lease = phase.read_lease(phase_text)
-    local _, run_worker = phase.read_joined(phase_text)
-    bury('dead', request_id, r, attempts, lease and lease.worker or run_worker or '')
+    bury('dead', request_id, r, attempts, worker)
     publish.reply(request_id, r.client, publish.verdict(r, 'poisoned', 'too_many_deaths', attempts, 0))
     counters.ended(r.environment, 'poisoned', 'too_many_deaths', 1)
     return 'poisoned'
-  end
-  if attempts ~= r.attempts then
-    redis.call('SETRANGE', tag .. ':req:' .. request_id, 1, string.char(attempts))
   end
   counters.add('waiting:' .. r.environment, 1)
   local push = how == 'defer' and 'RPUSH' or 'LPUSH'
@@ -46,15 +62,15 @@ end
 
 -- Requeues a run and the requests that joined it; returns what became of the run, as above. Joined requests
 -- may go back in any order, since they are the same.
-function requeue.run(request_id, how)
+function requeue.run(request_id, how, why)
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
-  local became = requeue.one(request_id, how)
+  local became = requeue.one(request_id, how, why)
   if lease and lease.digest ~= '' then
     single_flight.close(request_id, lease)
     local joined = tag .. ':joined:' .. request_id
     for _, other in ipairs(redis.call('ZRANGE', joined, 0, -1)) do
       if phase.read_joined(redis.call('HGET', tag .. ':phase', other)) == request_id then
-        requeue.one(other, how)
+        requeue.one(other, how, why)
       end
       requeue.disbanded = requeue.disbanded + 1
     end

@@ -1,4 +1,5 @@
 -- parts: clock bulk phase publish counters record dead_letters single_flight deadline requeue warmth shares remember
+-- parts: submit_time
 -- arguments: worker settlements ends
 -- each call: settle.shares, settle.written, settle.gone = nil, {}, {}
 -- Settles the requests that a worker has finished.
@@ -30,9 +31,11 @@ function settle.share(run_id, reply)
     elseif deadline.is_past(r) then
       deadline.expire(request_id, r, r.attempts + 1, false)
     elseif shared > 0 and (shared + 1) * publish.size(reply) > 16777216 then
-      requeue.one(request_id, 'requeue')
+      requeue.one(request_id, 'requeue', 'requeue')
     else
-      publish.finish(request_id, r, reply)
+      local is_text = type(reply) ~= 'table'
+      publish.finish(request_id, r, is_text and submit_time.set(reply, r.submitted) or reply)
+      if not is_text then submit_time.set_at(tag .. ':req:' .. request_id, reply.bytes, r.submitted) end
       shared = shared + 1
     end
   end
