@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test ray-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -92,6 +92,11 @@ ray-test: $(VENV)/local ## a fleet on a real Ray cluster of this machine; 300 MB
 	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
 	build/ray/bin/pip install --quiet --disable-pip-version-check -e '.[local,ray]'
 	PYTHONPATH=.:tests build/ray/bin/python -m engines.ray
+
+otel-test: $(VENV)/dev  ## traces in a real receiver, Phoenix; 1 GB, five minutes
+	test -x build/phoenix/bin/phoenix || $(PYTHON) -m venv build/phoenix
+	build/phoenix/bin/pip install --quiet --disable-pip-version-check 'arize-phoenix>=20,<21'
+	LEANQ_PHOENIX=$(CURDIR)/build/phoenix/bin/phoenix $(BIN)/python -m pytest tests/fleet/test_tracing.py
 
 fuzz-gateway: $(VENV)/dev ## 10,000 hostile requests to the HTTP gateway, by Schemathesis; fifteen minutes at most
 	test -x build/schemathesis/bin/schemathesis || $(PYTHON) -m venv build/schemathesis

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, get_args
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
+from leanq.fleet import tracing
 from leanq.producer import arguments
 from leanq.producer.destination import Clusters, Gateway, is_gateway
 from leanq.producer.future_client import FutureClient, LeanQFuture
@@ -53,6 +54,7 @@ class _Client:
     timings: ClassVar[ClientTimings] = ClientTimings()
     # The same as ShardClient's.
     shares_ends: ClassVar[bool] = False
+    role: ClassVar[tracing.Role] = "client"
 
     def __init__(
         self,
@@ -136,6 +138,10 @@ class _Client:
 
     def _new_route(self) -> Route:
         route = self._route_to_queue()
+        if tracer := tracing.tracer(self.role):
+            from leanq.producer.traced_route import TracedRoute
+
+            route = TracedRoute(route, tracer, begins=self.role == "client")
         if self._journals is None:
             return route
         from leanq.producer.recording import RecordingRoute

@@ -51,6 +51,7 @@ PARTS = {
     "gateway/page/texts.py": "server",
     "gateway/problems.py": "server",
     "gateway/server.py": "server",
+    "gateway/traces.py": "server",
     "gateway/v1.py": "server",
     "gateway/v1_models.py": "server",
     "trainers/mcp_server.py": "mcp",
@@ -60,7 +61,13 @@ PARTS = {
     "trainers/verifiers_taskset.py": "verifiers",
 }
 # These import it only where a command needs it.
-LATE = {"campaigns/rq_connection.py": "campaigns", "queue/ray_cluster.py": "ray"}
+LATE = {
+    "campaigns/rq_connection.py": "campaigns",
+    "consumer/attempt_trace.py": "otel",
+    "fleet/tracing.py": "otel",
+    "producer/traced_route.py": "otel",
+    "queue/ray_cluster.py": "ray",
+}
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from leanq.campaigns.rq_queue import (
 )
 from leanq.client import AsyncLeanQClient
 from leanq.errors import LeanQError, UsageError
+from leanq.fleet import tracing
 
 log = logging.getLogger("leanq.campaign")
 
@@ -50,6 +51,7 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     assert job is not None
     reporter = _Reporter(job)
     log.info("%s: starts", job.id)
+    tracing.CAMPAIGN.set(job.id)
     try:
         end = asyncio.run(_run(Campaign.of(spec), reporter))
     except BusyError as error:
@@ -59,6 +61,9 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
         return reporter.fail(str(error))
     except LeanQError as error:
         return reporter.requeue(_RETRY_S, error=str(error))
+    finally:
+        # RQ ends this process at once.
+        tracing.flush()
     if end == "cancelled":
         return reporter.fail("cancelled")
     if end == "paused":

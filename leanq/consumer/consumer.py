@@ -218,6 +218,8 @@ class Consumer:
         pool.call_time.add(time.monotonic() - asked_s)
         for item, accepted in zip(batch, claimed.accepted, strict=True):
             held = self.requests.forget(item.request_id)
+            if held and held.trace:
+                held.trace.settled(item.reply, accepted=accepted)
             if accepted and held:
                 self._times[held.job.environment, item.times] += 1
             elif not accepted:

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leanq.consumer.attempt_trace import AttemptTrace
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import NewerMessageError, ToolchainError, WireError, WorkerError
 from leanq.fleet import logging as logs
+from leanq.fleet.tracing import tracer
 from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.metrics import count
@@ -35,10 +37,12 @@ _NOT_BEGUN = Spent()
 
 
 class _Held(Struct, eq=False):
-    """A request whose lease this worker has. ``end`` is its result, or how it goes back."""
+    """A request whose lease this worker has. ``end`` is its result, or how it goes back; ``trace``
+    is there if the request has run and its trace is sampled."""
 
     job: Job
     end: Settlement | Returning | None = None
+    trace: AttemptTrace | None = None
 
 
 class HeldRequests:
@@ -77,6 +81,7 @@ class HeldRequests:
         self._notify = notify
         self._claimed_ahead_wait_s = claimed_ahead_wait_s
         self._kept_ms = kept_ms
+        self._tracer = tracer("worker")
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
         # Requests claimed ahead, and the time since which the first of them waits.
@@ -230,7 +235,7 @@ class HeldRequests:
         try:
             reply = await self._answer(job)
             ran_s = time.monotonic() - started_s
-            settlement = self._settlement(job, started_s, ran_s, reply)
+            settlement = self._settlement(held, started_s, ran_s, reply)
         except NewerMessageError as error:
             # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
@@ -252,7 +257,7 @@ class HeldRequests:
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             ran_s = time.monotonic() - started_s
             failed = Reply(error=" ".join(text.split()))
-            settlement = self._settlement(job, started_s, ran_s, failed)
+            settlement = self._settlement(held, started_s, ran_s, failed)
         self._slot_pool.breaker.succeeded()
         self._slot_pool.run_time.add(ran_s)
         return settlement
@@ -293,9 +298,11 @@ class HeldRequests:
             return Reply(error=f"worker {self._worker} does not serve {job.environment!r}")
         return await driver.run(replace(request, tenant=job.tenant))
 
-    def _settlement(self, job: Job, started_s: float, ran_s: float, reply: Reply) -> Settlement:
-        outcome = reply.verdict or ("error" if reply.error else "echo")
+    def _settlement(self, held: _Held, started_s: float, ran_s: float, reply: Reply) -> Settlement:
+        job, outcome = held.job, reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
+        if self._tracer is not None:
+            held.trace = AttemptTrace.begin(self._tracer, job, self._worker, outcome)
         # Only Lean's own verdicts last; one of the infrastructure may differ the next time.
         lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
@@ -315,6 +322,7 @@ class HeldRequests:
                 claimed_ms=job.claimed_ms,
                 held_us=round((started_s - job.answered_s) * 1e6) if job.answered_s else 0,
                 lost=job.lost,
+                traceparent=held.trace.traceparent if held.trace else "",
             ),
             submitted_ms=job.submitted_ms,
         )

@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from leanq import __version__
 from leanq.errors import UsageError
@@ -32,6 +34,7 @@ from leanq.queue.metrics import (
     BUCKETS_S,
     CAMPAIGNS,
     COUNTS,
+    EXEMPLARS,
     FLEET,
     GATEWAY,
     PROCESS,
@@ -260,7 +263,7 @@ def _families(samples: Iterable[Sample]) -> Iterable[Family]:
     for name, labels, value in samples:
         if name not in families:
             families[name] = _family(_KNOWN[name])
-        _add(families[name], labels, value)
+        _add(families[name], labels, value, EXEMPLARS.get((name, *labels)))
     return families.values()
 
 
@@ -273,11 +276,24 @@ def _family(metric: Metric) -> Family:
     return kinds[metric.kind](metric.name, metric.text, labels=metric.labels)
 
 
-def _add(family: Family, labels: Sequence[str], value: float | Times) -> None:
+def _add(
+    family: Family,
+    labels: Sequence[str],
+    value: float | Times,
+    seen: tuple[str, float, float] | None,
+) -> None:
+    """Adds a sample; ``seen`` is its exemplar, which OpenMetrics alone shows."""
+    exemplar = Exemplar({"trace_id": seen[0]}, *seen[1:]) if seen else None
     if isinstance(value, Times):
         assert isinstance(family, HistogramMetricFamily)
-        cumulated = list(zip(_EDGES, map(float, accumulate(value.counts)), strict=True))
-        family.add_metric(labels, cumulated, value.sum_s)
+        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]]
+        buckets = [*zip(_EDGES, map(float, accumulate(value.counts)), strict=True)]
+        if exemplar:
+            at = bisect_left(BUCKETS_S, exemplar.value)
+            buckets[at] = (*buckets[at][:2], exemplar)
+        family.add_metric(labels, buckets, value.sum_s)
+    elif isinstance(family, CounterMetricFamily):
+        family.add_metric(labels, value, exemplar=exemplar)
     else:
-        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+        assert isinstance(family, GaugeMetricFamily)
         family.add_metric(labels, value)

@@ -118,7 +118,7 @@ async def find(queue: OperatorQueue, request_id: str) -> Timeline | None:
     return Timeline(request_id, flying.submitted_s, "", tuple(attempts))
 
 
-def of_reply(reply: Reply, expires_ms: int) -> Timeline | None:
+def of_reply(reply: Reply, expires_ms: float) -> Timeline | None:
     """Returns the timeline of a request that has ended; None if its worker did not measure it.
 
     ``expires_ms``: when the server forgets the reply, in milliseconds since 1970.

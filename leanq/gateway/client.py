@@ -63,6 +63,7 @@ class GatewayClient(AsyncLeanQClient):
 
     # Callers may wait for one request at several gateways.
     shares_ends = True
+    role = "gateway"
 
     def _made(self) -> None:
         super()._made()

@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from leanq.errors import LeanQError
 from leanq.fleet.prometheus import Sample, counted_samples
 from leanq.fleet.stats import Times
+from leanq.fleet.tracing import tracer
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.limits import Connections
 from leanq.gateway.logs import CallerLog
-from leanq.queue.metrics import BUCKETS_S
+from leanq.gateway.traces import Called
+from leanq.queue.metrics import BUCKETS_S, note_exemplar
 
 log = logging.getLogger("leanq.gateway")
 
@@ -40,8 +42,10 @@ class GatewayMetrics:
         self._took: dict[str, Times] = {}
         self.streams = 0
 
-    def answered(self, route: str, status: int, took_s: float) -> None:
-        """Counts one answered HTTP request."""
+    def answered(self, route: str, status: int, took_s: float, trace_id: str = "") -> None:
+        """Counts one answered HTTP request; ``trace_id`` if its trace is sampled."""
+        if trace_id:
+            note_exemplar(("leanq_http_request_seconds", route), trace_id, took_s)
         self._answers[route, str(status)] += 1
         times = self._took.get(route)
         if times is None:
@@ -70,12 +74,14 @@ class Measured:
         self._app = app
         self._metrics = metrics
         self._log = CallerLog()
+        self._tracer = tracer("gateway")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began_s = time.monotonic()
+        called = Called(self._tracer, scope)
         outside = len(scope.get("root_path", ""))
         status, streams = 500, False
 
@@ -97,7 +103,8 @@ class Measured:
             path = getattr(scope.get("route"), "path", None)
             route = _NO_ROUTE if path is None else scope.get("root_path", "")[outside:] + path
             took_s = time.monotonic() - began_s
-            self._metrics.answered(route, status, took_s)
+            called.ended(route, status)
+            self._metrics.answered(route, status, took_s, called.trace_id)
             self._log.answered(scope, route, status, took_s)
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, RequestError
+from leanq.fleet.tracing import caller
 from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
 from leanq.lean.syntax import split_header
 from leanq.producer import arguments
@@ -349,7 +350,7 @@ class RequestBuilder:
         body = wire.pack_request(request)
         # Echoes are for load tests, in which each request has to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
-        if traceparent := options.get("traceparent"):
+        if traceparent := options.get("traceparent") or caller():
             # Add the trace context after the digest, so that it does not keep identical requests
             # from sharing a run.
             request = replace(request, traceparent=traceparent)

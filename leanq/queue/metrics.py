@@ -11,6 +11,7 @@ that used CPU time in the last day or so. All other labels have fixed sets of va
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -163,7 +164,10 @@ CAMPAIGNS = (
     _gauge("leanq_campaign_rows", "Rows that all these campaigns have done."),
 )
 
-PROCESS = (_gauge("leanq_build_info", "1, with the version of leanq.", "version"),)
+PROCESS = (
+    _gauge("leanq_build_info", "1, with the version of leanq.", "version"),
+    _counter("leanq_spans_dropped_total", "Spans of sampled traces that were not sent.", "reason"),
+)
 """What every exporter tells of itself, besides ``process_*``."""
 
 GATEWAY = (
@@ -183,6 +187,16 @@ GATEWAY = (
 
 COUNTS: Counter[tuple[str, ...]] = Counter()
 """The counts of this process, by a metric's name and its labels' values."""
+
+
+EXEMPLARS: dict[tuple[str, ...], tuple[str, float, float]] = {}
+"""The latest sampled trace of a metric, by its name and its labels' values: the trace's id, the
+value, and when that was, in seconds since 1970."""
+
+
+def note_exemplar(name_and_labels: tuple[str, ...], trace_id: str, value: float) -> None:
+    """Keeps a trace as the example of a metric in :data:`WORKER` or :data:`GATEWAY`."""
+    EXEMPLARS[name_and_labels] = trace_id, value, time.time()
 
 
 def count(name: str, *labels: str) -> None:

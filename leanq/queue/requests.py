@@ -157,7 +157,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         allow_axioms: names of axioms allowed beside the environment's own.
         audit: whether to judge and audit what Lean accepts.
         trust_programs: whether the caller vouches for a text that runs programs of its own.
-        traceparent: the caller's trace context as W3C writes it, for the worker's log.
+        traceparent: the caller's trace context as W3C writes it, for the worker's log and spans.
         infotree: which nodes of the text's infotree the reply should have (check); "" for none.
         tenant: whose request it is; the worker sets it, whatever the client sent.
     """
@@ -183,7 +183,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     tenant: str = ""
 
     def __post_init__(self) -> None:
-        if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):
+        if self.traceparent and not is_traceparent(self.traceparent):
             raise InvalidRequestError(
                 f"{self.traceparent!r:.80} is not a traceparent; expected one such as "
                 "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -245,6 +245,11 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     def longest_run_s(self) -> float:
         """Returns after how many seconds a worker that still runs the request must be stuck."""
         return self.delay_s + _LEAN_RUNS.get(self.op, 0) * self.wall_s + 60
+
+
+def is_traceparent(text: str) -> bool:
+    """Returns whether a text is a trace context as W3C writes it."""
+    return bool(_TRACEPARENT.fullmatch(text))
 
 
 def wall_for(timeout_s: float) -> float:
@@ -319,6 +324,8 @@ class Spent(Struct, frozen=True, array_like=True):
         begun_us: of the driver's time, until Lean had begun; in microseconds.
         is_forked: whether Lean began as a fork behind the header; None if it did not run for it.
         lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
+        traceparent: the trace context of the last attempt, as W3C writes it; "" unless its trace is
+            sampled.
     """
 
     kept_ms: int = 0
@@ -327,6 +334,7 @@ class Spent(Struct, frozen=True, array_like=True):
     begun_us: int = 0
     is_forked: bool | None = None
     lost: str = ""
+    traceparent: str = ""
 
 
 class Reply(Struct, frozen=True, omit_defaults=True, eq=False):

@@ -15,10 +15,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import httpx2
 import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.cluster import free_ports
 from support.fleets import counts, until
 from support.metrics import parsed, port_in, scrape
@@ -31,12 +33,14 @@ from support.waiting import eventually
 
 from leanq import __version__
 from leanq.client import AsyncLeanQClient
+from leanq.fleet import prometheus
 from leanq.fleet.prometheus import Page, exposition, fleet_samples
 from leanq.fleet.stats import Times, environments_of, fleet_stats
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.local import running
+from leanq.queue import metrics
 from leanq.queue.metrics import (
     BUCKETS_S,
     CAMPAIGNS,
@@ -46,6 +50,7 @@ from leanq.queue.metrics import (
     PROCESS,
     SCALER,
     WORKER,
+    note_exemplar,
 )
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import tallies_of, times_of
@@ -75,6 +80,40 @@ def test_names_follow_the_conventions() -> None:
             *("reason", "program", "event", "kind", "memory", "lean", "kernel"),
             *("shard", "route", "status", "version"),
         }
+
+
+# Exemplars
+
+
+def test_the_latest_trace_is_an_exemplar_for_those_that_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "EXEMPLARS", found := {})
+    monkeypatch.setattr(prometheus, "EXEMPLARS", found)
+    times = Times()
+    for took_s in (0.03, 0.3, 4000.0):
+        times.counts[bisect_left(BUCKETS_S, took_s)] += 1
+        note_exemplar(("leanq_http_request_seconds", "/v1/check"), f"{took_s:g}", took_s)
+        samples = [
+            ("leanq_http_request_seconds", ("/v1/check",), times),
+            ("leanq_http_request_seconds", ("/v1/step",), times),
+            ("leanq_worker_requests_total", ("accepted",), 3.0),
+        ]
+        note_exemplar(("leanq_worker_requests_total", "accepted"), "a" * 32, 1.0)
+        with Page(0, lambda: samples) as page:  # noqa: B023
+            url = f"http://127.0.0.1:{page.port}/metrics"
+            wanted = {"Accept": "application/openmetrics-text; version=1.0.0"}
+            text = httpx2.get(url, headers=wanted).text
+            assert "trace_id" not in httpx2.get(url).text
+        seen = {
+            (each.labels.get("route"), each.exemplar.labels["trace_id"]): each
+            for family in text_string_to_metric_families(text)
+            for each in family.samples
+            if each.exemplar
+        }
+        assert set(seen) == {("/v1/check", f"{took_s:g}"), (None, "a" * 32)}
+        bucket = seen["/v1/check", f"{took_s:g}"]
+        assert float(bucket.labels["le"]) >= took_s
 
 
 # Times

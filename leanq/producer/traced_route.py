@@ -1,0 +1,124 @@
+"""A route that begins a trace for each request, or goes on with its caller's."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from leanq.errors import LeanQError
+from leanq.fleet.tracing import CAMPAIGN, Tracer, message_attributes, traceparent_of
+from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.route import Route, Waiter
+from leanq.queue import wire
+from leanq.queue.requests import Reply
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+class TracedRoute:
+    """Makes the spans of a client around another route.
+
+    Args:
+        route: where the requests go.
+        tracer: makes the spans.
+        begins: whether requests without a caller's trace get one of their own.
+    """
+
+    def __init__(self, route: Route, tracer: Tracer, *, begins: bool) -> None:
+        self.route = route
+        self._begins = begins
+        self._tracer = tracer
+        self._traced: dict[Waiter, _Traced] = {}
+
+    async def open(self) -> None:
+        """Opens the route, as :meth:`Route.open`."""
+        await self.route.open()
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        """Submits a request, as :meth:`Route.send`."""
+        request, submission, kinds = prepared.request, prepared.submission, self._tracer.kinds
+        where, request_id = submission.environment, submission.request_id
+        about: dict[str, str | int] = {
+            "leanq.operation": request.op,
+            "leanq.tenant": submission.tenant,
+        }
+        if campaign := CAMPAIGN.get():
+            about["leanq.campaign"] = campaign
+        parent, span = request.traceparent, None
+        if parent or self._begins:
+            span = self._tracer.begin(f"{request.op} {where}".rstrip(), kinds.CLIENT, parent, about)
+        if span is None:
+            self.route.send(prepared, waiter)
+            return
+        attributes = message_attributes("send", where, request_id)
+        attributes["messaging.message.body.size"] = len(submission.body)
+        sent = self._tracer.begin(
+            f"send {where}".rstrip(), kinds.PRODUCER, traceparent_of(span), attributes
+        )
+        assert sent is not None
+        # Workers and the queue belong to what was sent.
+        request = replace(request, traceparent=traceparent_of(sent))
+        submission = replace(submission, body=wire.pack_request(request))
+        traced = self._traced[waiter] = _Traced(self, waiter, span, sent)
+        self.route.send(replace(prepared, request=request, submission=submission), traced)
+
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        """Waits for a request, as :meth:`Route.attach`; its trace is its sender's."""
+        self.route.attach(request_id, waiter)
+
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """Withdraws a request, as :meth:`Route.cancel`."""
+        traced = self._traced.pop(waiter, None)
+        if traced is None:
+            return self.route.cancel(request_id, waiter)
+        traced.end_sent()
+        traced.span.set_attribute("leanq.verdict", "cancelled")
+        traced.span.end()
+        return self.route.cancel(request_id, traced)
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Closes the route, as :meth:`Route.close`."""
+        await self.route.close(withdraw=withdraw)
+
+    def ended(self, traced: _Traced, end: Reply | LeanQError) -> None:
+        """Ends the spans of a request."""
+        self._traced.pop(traced.waiter, None)
+        span, now_ns = traced.span, time.time_ns()
+        traced.end_sent()
+        if isinstance(end, LeanQError):
+            self._tracer.fail(span, type(end).__name__, str(end))
+        else:
+            about = {"verdict": end.verdict, "reason": end.reason, "attempts": end.attempts}
+            span.set_attributes({f"leanq.{k}": v for k, v in about.items() if v is not None})
+            if spent := end.spent:
+                if spent.traceparent:
+                    self._tracer.link(span, spent.traceparent)
+                if spent.claimed_ms:
+                    ran_to_ns = (spent.claimed_ms * 1000 + spent.held_us) * 1000
+                    ran_to_ns += round(end.wall_s * 1e9)
+                    self._tracer.add("reply", span, min(ran_to_ns, now_ns), now_ns)
+        span.end(now_ns)
+
+
+class _Traced:
+    """The waiter of a request whose trace is sampled."""
+
+    __slots__ = ("_route", "sent", "span", "waiter")
+
+    def __init__(self, route: TracedRoute, waiter: Waiter, span: Span, sent: Span) -> None:
+        self._route, self.waiter, self.span, self.sent = route, waiter, span, sent
+
+    def end_sent(self) -> None:
+        if self.sent.is_recording():
+            self.sent.end()
+
+    def acknowledged(self) -> None:
+        self.end_sent()
+        self.waiter.acknowledged()
+
+    def ended(self, end: Reply | LeanQError) -> None:
+        self._route.ended(self, end)
+        self.waiter.ended(end)
