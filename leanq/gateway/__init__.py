@@ -19,6 +19,7 @@ One process is a client of the queue and serves any number of HTTP clients::
     campaigns.py        takes whole data sets, for campaign workers
     problems.py         its errors
     metrics.py          counts the gateway's own work
+    traces.py           the trace that an HTTP request belongs to
     bodies.py           bounds bodies before Pydantic reads them
     operation_routes.py a short way to the handlers of the three operations
     status.py           the part of the fleet's status that a key may see

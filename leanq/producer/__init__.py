@@ -12,6 +12,7 @@ In the order in which to read them::
     cluster_router.py    the route to several, by weight
     gateway_route.py     the route through an HTTP gateway: batches, sent again after a break
     recording.py         a route that keeps requests and replies in journals
+    traced_route.py      a route that makes the spans of a client, if traces are asked for
     future_client.py     operations that return futures, and the thread in which they run
     stream.py            checks many texts through one client
     worker_watch.py      warns when no worker is alive
