@@ -160,10 +160,18 @@ class Tracer:
         span = self._made_by.start_span(name, context, kind, attributes, start_time=start_ns)
         return span if span.is_recording() else None
 
-    def add(self, name: str, parent: Span, start_ns: int, end_ns: int) -> None:
+    def add(
+        self,
+        name: str,
+        parent: Span,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
         """Adds a span that has ended."""
         context = self._trace.set_span_in_context(parent)
-        self._made_by.start_span(name, context, start_time=start_ns).end(end_ns)
+        made = self._made_by.start_span(name, context, attributes=attributes, start_time=start_ns)
+        made.end(end_ns)
 
     def link(self, span: Span, to: str) -> None:
         """Links the span to one of another trace; does nothing if it is of the same."""
@@ -180,11 +188,16 @@ class Tracer:
         """Adds the phases of a request: those of its last attempt below the span, and what came
         before beside it."""
         before = self._trace.NonRecordingSpan(self._read(parent))
-        at_ns = round(found.submitted_s * 1e9)
+        # The server counts whole milliseconds; a float has no room for nanoseconds.
+        at_ns = round(found.submitted_s * 1000) * 1_000_000
         for attempt in found.attempts:
+            about = {"messaging.client.id": attempt.worker, "leanq.end": attempt.end}
+            is_last = attempt is found.attempts[-1]
             for name, ms in attempt.phases_ms.items():
-                below = before if name in ("waited", "lost", "waited or ran") else span
-                self.add(name, below, at_ns, at_ns := at_ns + round(ms * 1e6))
+                below = span if is_last and name != "waited" else before
+                until_ns = at_ns + round(ms * 1e6)
+                self.add(name, below, at_ns, until_ns, None if is_last else about)
+                at_ns = until_ns
 
     def _read(self, traceparent: str) -> SpanContext:
         _, trace_id, span_id, flags = traceparent.split("-")

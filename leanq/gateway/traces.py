@@ -18,10 +18,10 @@ class Called:
         trace_id: the id of its trace, if that is sampled; else "".
     """
 
-    __slots__ = ("_span", "_token", "trace_id")
+    __slots__ = ("_span", "_token", "_tracer", "trace_id")
 
     def __init__(self, tracer: Tracer | None, scope: Scope) -> None:
-        self._span, self.trace_id = None, ""
+        self._tracer, self._span, self.trace_id = tracer, None, ""
         given = ""
         for name, value in scope["headers"]:
             # A header that is none begins a new trace, as W3C has it.
@@ -44,4 +44,6 @@ class Called:
             self._span.update_name(f"POST {route}")
             self._span.set_attribute("http.route", route)
             self._span.set_attribute("http.response.status_code", status)
+            if self._tracer and status >= 500:
+                self._tracer.fail(self._span, str(status), "")
             self._span.end()

@@ -47,6 +47,7 @@ SIMPLE = [
     "step",
     "submit",
     "tenant",
+    "trace",
     "up",
     "verify",
     "worker",

@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from support.campaigns import Desk, stop_worker
 from support.cluster import free_ports
-from support.fleets import until
+from support.fleets import Recorder, until
 from support.receivers import PHOENIX, Receiver, Seen, StandIn, phoenix, stand_in
 from support.terminals import Terminal, ended, wait_for_line
 
@@ -267,6 +268,21 @@ def test_requests_that_share_a_run_are_linked(
     assert parts[0][0] == process.start_ns
     assert all(end == start for (_, end), (start, _) in pairwise(parts))
     assert abs(parts[-1][1] - process.end_ns) < 2_000_000
+
+
+@pytest.mark.slow
+def test_each_text_of_a_campaign_is_a_trace(
+    desk: Desk, driver: Recorder, receiver: StandIn
+) -> None:
+    # RQ ends the coordinator's process at once, long before a batch would be due.
+    desk.terminal.environ |= asks_for(receiver, OTEL_BSP_SCHEDULE_DELAY="60000")
+    worker = desk.start_worker()
+    sent = desk.send("a", "b")
+    desk.reaches(sent, "finished")
+    stop_worker(worker)
+    checks = [each for each in receiver.spans() if "leanq.campaign" in each.attributes]
+    assert [each.attributes["leanq.campaign"] for each in checks] == [sent, sent]
+    assert len({each.trace for each in checks}) == 2
 
 
 # Sampled, dropped
