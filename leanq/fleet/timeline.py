@@ -166,7 +166,7 @@ class _Clock:
     def until(self, ms: float) -> float:
         """Returns the time since the last cut, and cuts here."""
         before_ms = self._at_ms
-        # What a request shares of a run begins with its own submit.
+        # A request that joined a run has no part of what was before its own submit.
         self._at_ms = max(before_ms, min(ms, self.end_ms))
         return self._at_ms - before_ms
 

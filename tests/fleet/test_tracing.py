@@ -73,7 +73,7 @@ print(dropped, took)
 """
 
 
-# Whether traces are sent
+# Variables
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_one_trace_through_the_gateway(
     (served,) = (each for each in spans if each.name == "POST /v1/check")
     assert served.parent == SPAN
     assert served.attributes["http.response.status_code"] == 200
-    # What the caller does not sample leaves no span, whoever asks.
+    # A caller that does not sample decides for all others.
     quiet = {"traceparent": f"00-{SPAN * 2}-{SPAN}-00"}
     httpx2.post(url, json={"code": TEXT}, headers=quiet, timeout=60.0)
     ends_well(worker, gateway)

@@ -75,7 +75,7 @@ DEFECTS = (
     ),
     Defect(
         "the reaper takes requests away and puts them nowhere",
-        "local became = requeue.run(request_id, 'retry')",
+        "local became = requeue.run(request_id, 'retry', 'reaped')",
         "local became = 'lost'",
     ),
     Defect(
@@ -116,8 +116,8 @@ DEFECTS = (
     ),
     Defect(
         "attempts are not counted",
-        "redis.call('SETRANGE', tag .. ':req:' .. request_id, 1, string.char(attempts))",
-        "",
+        "with_lost(request_id, r, lease, worker, why), attempts\n",
+        "with_lost(request_id, r, lease, worker, why), r.attempts\n",
     ),
     Defect(
         "a tenant whose list was empty does not get into its ring",
