@@ -38,6 +38,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from leanq.lean.fork_server.shared_text import share_text
+
 _P = ctypes.c_void_p
 _SIGINT, _SIGXFSZ = 2, 25
 _PAGE_BYTES = mmap.PAGESIZE
@@ -113,6 +115,7 @@ class Preloaded:
         # Lean's interpreter looks compiled functions up among the process's global symbols.
         for library in libraries:
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        share_text({os.path.realpath(each) for each in libraries})
         self._lean = ctypes.CDLL(None)
         if missing := [name for name in _NEEDED if not hasattr(self._lean, name)]:
             raise PreloadError(f"this Lean has no symbol {', '.join(missing)}")

@@ -63,7 +63,7 @@ class Exit:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The CPU time of a program and its descendants since its limits were set before, and the
-    memory that they hold now."""
+    memory that they hold now. What a fork shares with its supervisor counts once less."""
 
     cpu_s: float
     memory_bytes: int
