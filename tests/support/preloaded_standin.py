@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -27,17 +28,26 @@ class Preloaded:
         self._header = header
         self._when_ready = when_ready
         self._kept = ctypes.create_string_buffer(KEPT)
+        self._pipe = os.pipe()
+        os.register_at_fork(after_in_child=self._renew_pipe)
 
     def run(self) -> None:
         if self._header == ENDLESS.encode():
             signal.pause()
         self._when_ready(0)
 
+    def _renew_pipe(self) -> None:
+        """Does in each fork what libuv does there."""
+        for fd in self._pipe:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._pipe = os.pipe()
+
     def go_on(self) -> NoReturn:
         """Runs the program, which finds as ``kept`` the address of what the zygote has."""
         with open(0, "rb", closefd=False) as stdin:
             program = stdin.read().decode()
-        names = {"kept": ctypes.addressof(self._kept), "size": len(KEPT)}
+        names = {"kept": ctypes.addressof(self._kept), "size": len(KEPT), "pipe": self._pipe}
         status = 0
         try:
             exec(compile(program, "<stdin>", "exec"), names)

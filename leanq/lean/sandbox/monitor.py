@@ -13,13 +13,17 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.cgroup import Cgroup
+from leanq.lean.sandbox.first_process import FirstProcess
 from leanq.lean.sandbox.scratch import Scratch
 from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes
 from leanq.lean.sandbox.walls import Walls
@@ -43,11 +47,11 @@ _NICEST = 19
 _DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def _reap(statuses: dict[int, int]) -> bool:
+def _reap(statuses: dict[int, int], options: int = os.WNOHANG) -> bool:
     """Notes the wait status of each ended child; returns False if there is no child at all."""
     try:
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, options)
             if pid == 0:
                 return True
             statuses[pid] = status
@@ -58,7 +62,12 @@ def _reap(statuses: dict[int, int]) -> bool:
 def end_all(statuses: dict[int, int]) -> None:
     """Kills and reaps every process below this one."""
     while _reap(statuses):
-        for pid in [-1] if os.getpid() == 1 else descendants():
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            _reap(statuses, 0)
+            return
+        for pid in descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.0005)
@@ -90,6 +99,9 @@ class Monitor:
         self._pid = os.getpid()
         self._own_state = _own_state()
         self._program = 0  # pid of the program or its holder; 0 while nothing runs
+        # A fork needs no holder: it gets a first process beside it.
+        self._first = FirstProcess() if go_on else None
+        self._has_holder = walls.own_pids and not go_on
 
     def serve(self, fatal: Iterable[int]) -> None:
         """Obeys until the worker closes the socket, or one of the ``fatal`` pidfds reports."""
@@ -144,7 +156,7 @@ class Monitor:
             # A program that waits for its input could write before its limits have come.
             self._scratch.open(limits["scratch_bytes"] if limits else math.inf)
             self._group.begin()
-            self._program, self._report = self._fork(order, fds)
+            first, self._program, self._report = self._fork(order, fds)
         except (OSError, ValueError) as error:
             end_all(self._statuses)
             self._scratch.close()
@@ -153,8 +165,9 @@ class Monitor:
         finally:
             for fd in fds:
                 os.close(fd)
-        holder = self._program if self._walls.own_pids else 0
-        self._usage = UsageSampler(holder=holder, shared=not self._walls.filtered)
+        if self._has_holder:
+            first = self._program
+        self._usage = UsageSampler(first=first, shared=not self._walls.filtered)
         self._pidfd = os.pidfd_open(self._program)
         self._poll.register(self._pidfd, select.POLLIN)
         self._started = time.monotonic()
@@ -268,13 +281,13 @@ class Monitor:
         """Returns the wait status of the program, which has ended."""
         with open(self._report, "rb") as report:
             told = report.read()
-        if not self._walls.own_pids:
+        if not self._has_holder:
             return self._statuses[self._program]
         return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
     def _mains(self) -> Iterator[int]:
         """Yields the program's main process, while it is there."""
-        if not self._walls.own_pids:
+        if not self._has_holder:
             yield self._program
             return
         for pid in descendants():
@@ -286,12 +299,12 @@ class Monitor:
         end."""
         return all(_stat(pid)[:1] in ([], [b"Z"], [b"X"]) for pid in self._mains())
 
-    def _fork(self, order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
-        """Starts the program behind its walls; returns its pid or its holder's, and its channel for
-        reports."""
+    def _fork(self, order: dict[str, Any], fds: list[int]) -> tuple[int, int, int]:
+        """Starts the program behind its walls; returns the pid of a first process beside it or 0,
+        its own pid or its holder's, and its channel for reports."""
         reports, report = os.pipe2(os.O_CLOEXEC)
         try:
-            pid = self._walls.fork()
+            first, pid = self._walls.fork(self._first)
             if pid == 0:
                 self._become(order, fds, report)
         except OSError:
@@ -304,7 +317,7 @@ class Monitor:
         if text not in (b"", _HELD):
             with open(reports, "rb") as file:
                 raise OSError(*json.loads(text + file.read()))
-        return pid, reports
+        return first, pid, reports
 
     def _become(self, order: dict[str, Any], fds: list[int], report: int) -> NoReturn:
         """Turns this fork into the program, or its holder. All descriptors but 0 to 2 close."""
@@ -315,6 +328,12 @@ class Monitor:
             if order["limits"]:
                 _limit_cpu(0, order["limits"]["cpu_s"])
             self._group.enter()
+            if self._go_on is not None:
+                self._walls.enter()
+                os.chdir(order["cwd"])
+                _keep_only(fds, report)
+                _be_program(order["env"])
+                self._go_on(argv)
             if self._walls.own_pids:
                 self._walls.enter()
                 os.chdir(order["cwd"])
@@ -339,21 +358,14 @@ class Monitor:
     def _hold(self, argv: list[str], env: dict[str, str], fds: list[int], report: int) -> NoReturn:
         """Starts the program and waits for its end, as the first process of its namespace. No
         signal from the program reaches it."""
-        if self._go_on is None:
-            program = os.posix_spawn(
-                argv[0],
-                argv,
-                env,
-                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-                setsid=True,
-                setsigdef=_DEFAULT,
-            )
-        else:
-            _keep_only(fds, report)
-            if (program := os.fork()) == 0:
-                os.close(report)
-                _be_program(env)
-                self._go_on(argv)
+        program = os.posix_spawn(
+            argv[0],
+            argv,
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+            setsid=True,
+            setsigdef=_DEFAULT,
+        )
         os.write(report, _HELD)
         os.closerange(0, report)
         os.closerange(report + 1, max(fds) + _RESERVED_FDS)
@@ -373,16 +385,26 @@ def _be_nice(niceness: int) -> None:
 
 
 def _keep_only(fds: Sequence[int], report: int) -> None:
-    """Makes these the standard streams, and closes all other descriptors but ``report``.
+    """Makes these the standard streams, and closes all other descriptors but a pipe of libuv's.
 
-    It closes Lean's own ones too, which all forks would share. Call it before the fork: libuv makes
-    a pipe in each fork. The next fork would close that number, even if it belongs to a program that
-    Lean starts. So that pipe has to stay.
+    Lean's own ones close too, which all forks would share. But libuv makes a pipe in each fork, and
+    the next fork closes those numbers, even if they belong to a program that Lean starts by then.
+    No other pipe has both its ends here.
     """
+    others = {os.fstat(fd).st_ino for fd in (*fds, report)}
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
-    os.closerange(len(fds), report)
-    os.closerange(report + 1, _DESCRIPTORS)
+    pipes = defaultdict[int, list[int]](list)
+    for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
+        with contextlib.suppress(OSError):  # the list's own one
+            found = os.fstat(fd)
+            if stat.S_ISFIFO(found.st_mode) and found.st_ino not in others:
+                pipes[found.st_ino].append(fd)
+    begin = len(fds)
+    for fd in chain.from_iterable(both for both in pipes.values() if len(both) == 2):
+        os.closerange(begin, fd)
+        begin = fd + 1
+    os.closerange(begin, _DESCRIPTORS)
 
 
 def _be_program(env: dict[str, str]) -> None:

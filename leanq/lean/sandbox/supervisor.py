@@ -11,7 +11,8 @@ It is two processes, so that either can go first::
 Inner ends everything when the worker closes the socket or dies, when outer dies, and after each
 program (``leanq.lean.sandbox.monitor``). It sleeps in ``poll`` while nothing runs, and wakes at
 once when a program ends. If it is pid 1, each program comes with a *holder*, which is pid 1 of the
-program's own namespace and ends with it.
+program's own namespace and ends with it. Beside a fork of a zygote, pid 1 is one of
+:mod:`leanq.lean.sandbox.first_process`.
 
 As pid 1 it is certain: the kernel kills a namespace with its pid 1, however that ended. Without
 a pid namespace, both are subreapers and look for descendants in /proc. That leaves two holes:

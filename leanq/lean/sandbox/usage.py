@@ -54,15 +54,15 @@ class UsageSampler:
     shared by all processes. Pages shared after a fork count once for each process.
 
     Args:
-        holder: a process below this one that is no part of the program, or 0.
+        first: a process below this one that is no part of the program, or 0.
         shared: whether there can be shared memory outside the scratch folder; it counts then.
 
     Attributes:
-        tasks: processes and threads, as of the last sample, the holder among them.
+        tasks: processes and threads, as of the last sample, the first among them.
     """
 
-    def __init__(self, *, holder: int = 0, shared: bool = True) -> None:
-        self._holder = holder
+    def __init__(self, *, first: int = 0, shared: bool = True) -> None:
+        self._first = first
         self._kinds = (*_KINDS, *([b"\nRssShmem:"] if shared else []))
         self.cpu_s = 0.0
         self.tasks = 0
@@ -91,7 +91,7 @@ class UsageSampler:
             own[pid, fields[19]] = user + system
             ticks += user + system + waited_user + waited_system
             tasks += int(fields[17])
-            if pid != self._holder:
+            if pid != self._first:
                 if fields[0] == b"Z" and int(fields[17]) > 1:
                     status = _status_of_thread(pid)
                 kilobytes += _PIPES_KB + sum(_kilobytes(status, kind) for kind in self._kinds)

@@ -13,6 +13,7 @@ import resource
 from collections.abc import Collection, Sequence
 
 from leanq.lean.sandbox import isolation
+from leanq.lean.sandbox.first_process import FirstProcess
 
 # Processes and threads of a slot, besides two for each CPU, and the open files of each process. If
 # they can be counted apart, the kernel refuses more, except to root; the monitor ends a program
@@ -86,20 +87,24 @@ class Walls:
         _lower(resource.RLIMIT_CORE, 0)
         _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
 
-    def fork(self) -> int:
-        """Forks a process that is to ``enter``: the first of a pid namespace of its own, if there
-        can be one. Returns as ``os.fork`` does."""
+    def fork(self, first: FirstProcess | None = None) -> tuple[int, int]:
+        """Forks a process that is to ``enter``: in a pid namespace of its own if there can be one,
+        and there the first one, or behind ``first``. Returns the pid of ``first`` or 0, and as
+        ``os.fork`` does."""
         if not self.own_pids:
-            return os.fork()
+            return 0, os.fork()
         isolation.unshare(("pid",))
+        first_pid = 0
         try:
+            if first is not None:
+                first_pid = first.start()
             pid = os.fork()
         except OSError:
             isolation.set_pid_namespace(self._outside)
             raise
         if pid:
             isolation.set_pid_namespace(self._outside)
-        return pid
+        return first_pid, pid
 
     def enter(self) -> None:
         """Takes this process, which was forked for that, behind all walls, for good."""

@@ -122,7 +122,7 @@ async def test_a_fork_reaches_neither_the_zygote_nor_another_fork(zygote: Zygote
     async with forked(zygote) as victim, forked(zygote) as attacker:
         needs(attacker, "seccomp")
         waits = asyncio.create_task(run(victim, f"import time; time.sleep(60)\n{REMEMBERS}"))
-        # Its supervisors, their forks' holders, and what they run.
+        # Its supervisors, what they run, and the first process beside each.
         await eventually(lambda: len(family(zygote)) >= 6)
         outside = family(zygote)
         found = await said(attacker, ways([*range(20), *outside]))
@@ -299,14 +299,39 @@ async def test_what_a_fork_changes_is_its_own(zygote: Zygote) -> None:
             assert (await said(sandbox, REMEMBERS)).strip() == KEPT.decode()
 
 
-async def test_a_fork_has_no_descriptor_but_three(zygote: Zygote) -> None:
+async def test_a_fork_has_no_descriptor_but_three_and_libuvs_pipe(zygote: Zygote) -> None:
+    """Whatever closes the pipe's numbers in a fork's own forks must close nothing else."""
     program = """
+    os.write(pipe[1], b"x")
+    assert os.read(pipe[0], 9) == b"x"
     for fd in range(1024):
-        try: os.fstat(fd); print(fd, end=" ")
-        except OSError: pass
+        try: os.fstat(fd)
+        except OSError: continue
+        if fd not in pipe: print(fd, end=" ")
     """
     async with forked(zygote) as sandbox:
         assert (await said(sandbox, program)).split() == ["0", "1", "2"]
+
+
+async def test_orphans_spend_the_time_of_a_fork(zygote: Zygote) -> None:
+    """No sample sees most of them, and the first process of the namespace reaps them."""
+    program = """
+    import time
+    for _ in range(100):
+        ends, end = os.pipe()
+        if not (child := os.fork()):
+            if not os.fork():
+                while time.process_time() < 0.005: pass
+            os._exit(0)
+        os.close(end)
+        os.waitpid(child, 0)
+        os.read(ends, 1)
+        os.close(ends)
+    """
+    async with forked(zygote) as sandbox:
+        done = await run(sandbox, program)
+        assert done.exit.code == 0, done
+        assert done.exit.cpu_s > 100 * 0.005
 
 
 async def test_a_fork_makes_no_ring_and_no_shared_memory(zygote: Zygote) -> None:
