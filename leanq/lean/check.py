@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cachetools import LRUCache
@@ -45,6 +47,8 @@ _MOST_NOTES_BYTES = 64 << 20
 _BUDGETS_FOR_EXAMPLES = 4.0
 _HEADERS_REMEMBERED = 256
 _MOST_LOGGED = 500
+# So much can be read in the time that another thread takes to start.
+_AT_ONCE_CHARS, _AT_ONCE_BYTES = 1000, 1 << 18
 
 log = logging.getLogger("leanq.worker")
 
@@ -60,11 +64,20 @@ class Auditor:
         self.judges = judges
         self._lean = lean
         self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
+        self._has_evaluators = False
 
     async def runs_programs(self, code: str) -> str | None:
         """Returns the part of a text that lets it run programs of its own in this environment."""
-        found = await asyncio.to_thread(evaluators, self._lean.environment)
-        return await asyncio.to_thread(runs_programs, code, found)
+        environment = self._lean.environment
+
+        def look() -> str | None:
+            return runs_programs(code, evaluators(environment))
+
+        if self._has_evaluators and len(code) < _AT_ONCE_CHARS:
+            return look()
+        found = await asyncio.to_thread(look)
+        self._has_evaluators = True
+        return found
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """Returns the axioms behind a compiled text; raises AuditError."""
@@ -275,7 +288,7 @@ class Compilation:
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
         """Reads the compiled file, and one for each example of the text."""
         try:
-            file = await asyncio.to_thread(read_parts, olean(slot))
+            file = await _parts(olean(slot))
             if self._notes:
                 notes = await asyncio.to_thread(read_bytes, slot.left / _NOTES, _MOST_NOTES_BYTES)
                 code = self._ended.code
@@ -314,8 +327,18 @@ class Compilation:
             reply = replace(reply, cpu_s=reply.cpu_s + used_s)
             if not run.compiled:
                 return _unnamed(reply, run)
-            self._named.append(await asyncio.to_thread(read_parts, olean(slot)))
+            self._named.append(await _parts(olean(slot)))
         return reply
+
+
+async def _parts(path: Path) -> Parts:
+    """Returns the bytes of a file that Lean has written, in their parts; raises AuditError."""
+    parts = (path, *(path.with_name(path.name + end) for end in (".server", ".private")))
+    # No process is left that could write to them.
+    size_bytes = sum(os.lstat(each).st_size for each in parts if os.path.lexists(each))
+    if size_bytes < _AT_ONCE_BYTES:
+        return read_parts(path)
+    return await asyncio.to_thread(read_parts, path)
 
 
 def _unnamed(reply: Reply, run: Run) -> Reply:

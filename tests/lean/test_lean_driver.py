@@ -154,6 +154,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     ):
         monkeypatch.setattr(module, name, watched(module, name))
     monkeypatch.setattr(program_module, "_PRINTED_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(check_module, "_AT_ONCE_BYTES", 0)
     code = "prelude\nimport Core\n-- an example\ntheorem t : True := True.intro\n"
     assert (await driver.run(check(code))).verdict == "accepted"
     assert seen == ["Printed", "read_parts", "Examples"]
