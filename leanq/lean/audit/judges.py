@@ -543,7 +543,7 @@ class _JudgeProcess:
         }
         size_bytes = sum(len(part) for parts in files for part in parts)
         margin_bytes = _MARGIN_BYTES + self._held_bytes + 2 * size_bytes
-        await process.renew(
+        process.renew_untold(
             replace(
                 limits,
                 cpu_s=limits.cpu_s + _MARGIN_S,
@@ -558,7 +558,7 @@ class _JudgeProcess:
         line = await self._line()
         if line is None:
             return Judgement(limit="the judge was stopped by a limit")
-        await process.renew(_IDLE_LIMITS)
+        process.renew_untold(_IDLE_LIMITS)
         self.usable = True
         said = json.loads(line)
         found = _read(said["answer"], self.unavailable)

@@ -143,8 +143,9 @@ class Monitor:
             held_bytes = self._usage.memory_bytes
             self._group.renew()
             cpu_s = self._renew(order["renew"], held_bytes=held_bytes)
-            own_bytes = max(held_bytes - self._shared_bytes, 0)
-            tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": own_bytes}})
+            if order["is_told"]:
+                own_bytes = max(held_bytes - self._shared_bytes, 0)
+                tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": own_bytes}})
         elif "stop" in order and self._program:
             self._finish(order["stop"])
         return bool(packet)

@@ -162,12 +162,20 @@ class Process:
     async def renew(self, limits: Limits) -> Usage:
         """Counts CPU and wall time afresh against new limits, and memory above its present memory;
         returns its usage until now. One at a time. Raises SandboxError if the program has ended."""
+        self._renew(limits, is_told=True)
+        self._renewed = self._loop.create_future()
+        return await self._renewed
+
+    def renew_untold(self, limits: Limits) -> None:
+        """Does the same, without waiting for it and for its usage. What it spends until the
+        supervisor hears of it counts against the limits before."""
+        self._renew(limits, is_told=False)
+
+    def _renew(self, limits: Limits, *, is_told: bool) -> None:
         if self.ended:
             raise SandboxError("the program has ended")
         self._output_bytes = limits.output_bytes
-        self._renewed = self._loop.create_future()
-        self._tell({"renew": limits.measured()})
-        return await self._renewed
+        self._tell({"renew": limits.measured(), "is_told": is_told})
 
     def feed(self, data: bytes, limits: Limits | None = None) -> None:
         """Sends all of its standard input, and counts against these limits from now on."""

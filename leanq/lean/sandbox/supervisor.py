@@ -26,7 +26,7 @@ package, and documents the measurements. Messages are JSON, one per packet::
                       "cgroup"}   once
                      {"start": {"argv", "env", "cwd", "limits", "report"}}
                          with the program's standard input, output and error as descriptors
-                     {"limit": limits}, {"renew": limits}, {"stop": reason}
+                     {"limit": limits}, {"renew": limits, "is_told"}, {"stop": reason}
     inner → worker   {"isolation": [...], "scratch": path}, {"started": true} where a report is
                      wanted, {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
                      {"exit": {the fields of Exit}, "limited": whether it ever had limits}

@@ -311,16 +311,18 @@ async def test_a_tail_of_standard_error_is_no_output(sandbox: Sandbox) -> None:
     assert process.stderr_tail.endswith(b"xend")
 
 
+SPENDS = """
+    import sys, time
+    for line in sys.stdin:
+        end = time.process_time() + float(line)
+        while time.process_time() < end: pass
+        print("done", flush=True)
+"""
+
+
 async def test_renewed_limits(sandbox: Sandbox) -> None:
-    code = """
-        import sys, time
-        for line in sys.stdin:
-            end = time.process_time() + float(line)
-            while time.process_time() < end: pass
-            print("done", flush=True)
-    """
     limits = Limits(cpu_s=0.3, wall_s=60, memory_bytes=1 << 30)
-    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=limits)
+    process = await sandbox.start(python(SPENDS), env={}, cwd=sandbox.scratch, limits=limits)
     for _ in range(3):  # more than the limit in all
         process.write(b"0.15\n")
         assert await process.read() == b"done\n"
@@ -331,6 +333,24 @@ async def test_renewed_limits(sandbox: Sandbox) -> None:
     assert exit_.cpu_s > 0.6
     with pytest.raises(SandboxError, match="ended"):
         await process.renew(limits)
+
+
+async def test_limits_renewed_without_waiting(sandbox: Sandbox) -> None:
+    limits = Limits(cpu_s=0.6, wall_s=60, memory_bytes=1 << 30)
+    process = await sandbox.start(python(SPENDS), env={}, cwd=sandbox.scratch, limits=limits)
+    for _ in range(6):  # more than the limit in all
+        process.write(b"0.15\n")
+        assert await process.read() == b"done\n"
+        process.renew_untold(limits)
+    # It is told of the usage since then.
+    process.write(b"0.15\n")
+    assert await process.read() == b"done\n"
+    assert 0.1 < (await process.renew(limits)).cpu_s < 0.6
+    process.renew_untold(limits)
+    process.write(b"60\n")
+    assert (await process.wait()).stopped == "cpu"
+    with pytest.raises(SandboxError, match="ended"):
+        process.renew_untold(limits)
 
 
 async def test_renewed_limits_count_memory_above_what_is_held(sandbox: Sandbox) -> None:
