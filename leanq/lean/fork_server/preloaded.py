@@ -38,12 +38,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from leanq.lean.fork_server.shared_text import share_text
+from leanq.lean.fork_server.shared_text import rejoin_text, share_text
 
 _P = ctypes.c_void_p
 _SIGINT, _SIGXFSZ = 2, 25
 _PAGE_BYTES = mmap.PAGESIZE
-_READ_WRITE_EXECUTE = 7
+_READ_EXECUTE, _READ_WRITE_EXECUTE = 5, 7
 _NEEDED = (
     "lean_main",
     "lean_shell_main",
@@ -115,7 +115,7 @@ class Preloaded:
         # Lean's interpreter looks compiled functions up among the process's global symbols.
         for library in libraries:
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        share_text({os.path.realpath(each) for each in libraries})
+        self._text = share_text({os.path.realpath(each) for each in libraries})
         self._lean = ctypes.CDLL(None)
         if missing := [name for name in _NEEDED if not hasattr(self._lean, name)]:
             raise PreloadError(f"this Lean has no symbol {', '.join(missing)}")
@@ -228,6 +228,7 @@ class Preloaded:
         # Freed memory would be copied page by page in each fork that uses it again.
         if hasattr(lean, "mi_collect"):
             lean.mi_collect(True)
+        rejoin_text(self._text)
         self._is_ready = True
         self._when_ready((code or 0) & 0xFF)
         os._exit(99)
@@ -325,19 +326,29 @@ class _Hook:
         self._address = address
         self._jump = b"\x48\xb8" + target.to_bytes(8, "little") + b"\xff\xe0"  # mov rax; jmp rax
         self._saved = ctypes.string_at(address, len(self._jump))
-        first = address & -_PAGE_BYTES
-        size = address + len(self._jump) - first
-        if lean.mprotect(_P(first), ctypes.c_size_t(size), _READ_WRITE_EXECUTE):
-            raise PreloadError("this machine does not let Lean's code be written to")
+        self._first = address & -_PAGE_BYTES
+        self._size = address + len(self._jump) - self._first
+        self._mprotect = lean.mprotect
+        self._is_held = False
         self.hold()
 
     def hold(self) -> None:
-        """Sends calls of it to Python."""
+        """Sends calls of it to Python. Its page can be written to until it is released."""
+        self._protect(_READ_WRITE_EXECUTE)
         ctypes.memmove(self._address, self._jump, len(self._jump))
+        self._is_held = True
 
     def release(self) -> None:
         """Sends calls of it to Lean again."""
-        ctypes.memmove(self._address, self._saved, len(self._saved))
+        if self._is_held:
+            self._protect(_READ_WRITE_EXECUTE)  # another one may have its page
+            ctypes.memmove(self._address, self._saved, len(self._saved))
+            self._protect(_READ_EXECUTE)
+            self._is_held = False
+
+    def _protect(self, rights: int) -> None:
+        if self._mprotect(_P(self._first), ctypes.c_size_t(self._size), rights):
+            raise PreloadError("this machine does not let Lean's code be written to")
 
     def call(self, *arguments: Any) -> int:
         """Returns Lean's result for the arguments; release it first."""

@@ -9,25 +9,42 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 _HUGE_BYTES = 2 << 20
 # Pieces at both ends, which fill no huge page.
 _ENDS_BYTES = 2 * _HUGE_BYTES
-_ADVISE_HUGE = 14  # MADV_HUGEPAGE of <sys/mman.h>; a Python may lack the name
+# <sys/mman.h>: MADV_HUGEPAGE, and MADV_COLLAPSE since Linux 6.1.
+_ADVISE_HUGE, _ADVISE_COLLAPSE = 14, 25
 _MOVE_OVER = 3  # MREMAP_MAYMOVE and MREMAP_FIXED
 _READ_AND_EXECUTE = mmap.PROT_READ | mmap.PROT_EXEC
 _libc = ctypes.CDLL(None)
 
 
-def share_text(libraries: Collection[str]) -> None:
-    """Replaces the executable mappings of these files. No other thread may run."""
-    for first, last, rights, path, _ in list(_mappings()):
-        if path in libraries and rights == "r-xp" and last - first > 2 * _ENDS_BYTES:
-            _replace(first, last - first)
+def share_text(libraries: Collection[str]) -> list[tuple[int, int]]:
+    """Replaces the executable mappings of these files; returns the addresses and sizes of those
+    that it could replace. No other thread may run."""
+    return [
+        (first, last - first)
+        for first, last, rights, path, _ in list(_mappings())
+        if path in libraries
+        and rights == "r-xp"
+        and last - first > 2 * _ENDS_BYTES
+        and _replace(first, last - first)
+    ]
 
 
-def _replace(address: int, size: int) -> None:
+def rejoin_text(texts: Iterable[tuple[int, int]]) -> None:
+    """Makes huge pages again of those of which a part had other rights for a while.
+
+    An older kernel leaves them as they are, and a fork copies more entries.
+    """
+    for address, size in texts:
+        _call("madvise", address, size, _ADVISE_COLLAPSE)
+
+
+def _replace(address: int, size: int) -> bool:
+    """Returns whether it could replace a mapping."""
     reserved_bytes = size + _HUGE_BYTES
     reserved = _call(
         "mmap",
@@ -39,7 +56,8 @@ def _replace(address: int, size: int) -> None:
         0,
     )
     if reserved is None:
-        return
+        return False
+    is_replaced = False
     # Only between places of the same alignment do huge pages move as they are.
     copy = reserved + (address - reserved) % _HUGE_BYTES
     _call("madvise", copy, size, _ADVISE_HUGE)
@@ -48,8 +66,9 @@ def _replace(address: int, size: int) -> None:
         huge_bytes = sum(huge for first, *_, huge in _mappings() if first == copy)
         # Small pages would cost each fork more than the mapping does.
         if huge_bytes > size - _ENDS_BYTES:
-            _call("mremap", copy, size, size, _MOVE_OVER, address)
+            is_replaced = _call("mremap", copy, size, size, _MOVE_OVER, address) is not None
     _call("munmap", reserved, reserved_bytes)
+    return is_replaced
 
 
 def _call(name: str, *arguments: int | None) -> int | None:

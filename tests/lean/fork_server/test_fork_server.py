@@ -353,6 +353,18 @@ async def test_few_sandboxes_wait_behind_any_number_of_headers(core: Environment
         await forks.close()
 
 
+async def test_no_code_of_leans_can_be_written_to_in_a_zygote(core: Environment) -> None:
+    async with preloaded(core) as lean:
+        assert lean.forks is not None
+        [zygote] = children(lean.forks.pids()[0])
+        maps = Path(f"/proc/{zygote}/maps").read_text().splitlines()
+    own = [number for number, line in enumerate(maps) if line.endswith("/libleanshared.so")]
+    # Its code lies between its constants.
+    rights = [line.split()[1] for line in maps[own[0] : own[-1]]]
+    assert "r-xp" in rights
+    assert "rwxp" not in rights
+
+
 async def test_a_text_knows_nothing_of_those_before_it(core: Environment) -> None:
     async with preloaded(core) as lean, lean.slot() as slot:
         for _ in range(2):
