@@ -87,7 +87,7 @@ def verifying(target: Sequence[bytes], candidate: Sequence[bytes]) -> Ask:
         "holes": (),
         "allowed": (),
         "is_whole": True,
-        "stand_in": "",
+        "stand_ins": (),
     }
     return lambda judges, tenant: judges.verify(
         split_header(PRELUDE), target, candidate, {**order, "tenant": tenant}, LIMITS
