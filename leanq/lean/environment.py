@@ -68,6 +68,7 @@ class Environment:
         header: the lines in front of a text without ``prelude`` or imports; empty if Lean's own
             ``import Init`` leads somewhere.
         cache: the folder for files to keep between starts.
+        stamp: of its files' names, sizes, times and inodes, as they were found.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Environment:
     fingerprint: str
     header: str = ""
     cache: Path = field(default=Path(), repr=False, compare=False)
-    _stamp: str = field(default="", repr=False, compare=False)
+    stamp: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
@@ -163,7 +164,7 @@ class Environment:
         ``open_environment`` may well find the same fingerprint.
         """
         try:
-            return _scan(self.toolchain, self.search_path, self.project).stamp() != self._stamp
+            return _scan(self.toolchain, self.search_path, self.project).stamp() != self.stamp
         except OSError:
             return True
 
@@ -250,7 +251,7 @@ def open_environment(
         fingerprint=fingerprint,
         header=header,
         cache=cache,
-        _stamp=scan.stamp(),
+        stamp=scan.stamp(),
     )
 
 
@@ -282,7 +283,7 @@ def pack_environment(environment: Environment, target: Path) -> int:
         project=project is not None,
         toolchain=toolchain.prefix is not None,
     )
-    if scan.stamp() != environment._stamp:
+    if scan.stamp() != environment.stamp:
         raise ToolchainError(f"{environment.name} has changed meanwhile; pack it again")
     write_pack(target, manifest, files)
     return len(files)

@@ -17,9 +17,10 @@ from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
 from leanq.lean.audit.ending import Ended
+from leanq.lean.audit.image import Name
 from leanq.lean.audit.judges import Parts
 from leanq.lean.audit.layouts import Damaged
-from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.olean import display, modules_of, open_image, read_parts
 from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.diagnostics import Outcome
@@ -142,7 +143,9 @@ class Targets:
                     found = await asyncio.to_thread(self._load, key)
                     if found is None:
                         found = await self._compile(text, request, options)
-                        await asyncio.to_thread(self._save, key, found)
+                        # The fingerprint is that of the files as they were found.
+                        if not await asyncio.to_thread(environment.changed):
+                            await asyncio.to_thread(self._save, key, found)
                     self._kept[key] = found
                 return self._kept[key]
         finally:
@@ -205,18 +208,26 @@ class Targets:
             raise InvalidRequestError(
                 f"verify takes theorems of one module; these are of {modules}"
             )
-        file = await asyncio.to_thread(read_parts, paths[0].resolve())
+        file = await asyncio.to_thread(read_parts, paths[0], follows=True)
         return Target(file, ("", ""), theorems=names, holes=request.holes)
 
     async def _declaring(self, name: tuple[str, ...]) -> Path:
         known = self._found.get(name)
         if known is None:
-            known = await asyncio.to_thread(_find_declaring, self._lean.environment, name)
-            if known is None:
+            environment = self._lean.environment
+            found = await asyncio.to_thread(_find_declaring, environment, name)
+            if not found:
                 raise InvalidRequestError(
-                    f"no module of the environment {self._lean.environment.name!r} declares "
+                    f"no module of the environment {environment.name!r} declares "
                     f"{display(name)}; give the full name of one of its theorems"
                 )
+            if len(found) > 1:
+                modules = " and ".join(map(display, sorted(found, key=str)[:2]))
+                raise InvalidRequestError(
+                    f"{len(found)} modules of the environment {environment.name!r} declare "
+                    f"{display(name)}, such as {modules}; give the theorem's text as the target"
+                )
+            [known] = found.values()
             self._found[name] = known
         return known
 
@@ -249,15 +260,14 @@ def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence
     return name_examples(code, salt) or code, NAMED_OPTIONS
 
 
-def _find_declaring(environment: Environment, name: tuple[str, ...]) -> Path | None:
-    """Returns the compiled module that declares a name."""
-    written = name[-1].encode() + b"\0"
-    for folder in environment.search_path:
-        for path in sorted(folder.rglob("*.olean")):
-            try:
-                parts = read_parts(path.resolve())
-                if any(written in part for part in parts) and open_image(parts).constants({name}):
-                    return path
-            except (AuditError, Damaged, IndexError):
-                continue
-    return None
+def _find_declaring(environment: Environment, name: tuple[str, ...]) -> dict[Name, Path]:
+    """Returns the modules that declare a name, with their compiled files."""
+    written, found = name[-1].encode() + b"\0", dict[Name, Path]()
+    for module, path in modules_of(environment.search_path):
+        try:
+            parts = read_parts(Path(path), follows=True)
+            if any(written in part for part in parts) and open_image(parts).constants({name}):
+                found[module] = Path(path)
+        except (AuditError, Damaged, IndexError):
+            continue
+    return found

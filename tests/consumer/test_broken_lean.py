@@ -243,7 +243,7 @@ echo '{"severity":"error","data":"unknown module prefix '"'Gone'"'"}'; exit 1
         toolchain = replace(core.toolchain, command=command)
         made = replace(core, toolchain=toolchain, header="", fingerprint=f"{len(opened):064}")
         # The first one looks as if a file had been deleted since it was opened.
-        opened.append(made if opened else replace(made, _stamp="another"))
+        opened.append(made if opened else replace(made, stamp="another"))
         return opened[-1]
 
     worker = Worker(settings, [LeanDriver(opener, slots=1)], slots=1)

@@ -11,7 +11,7 @@ import pytest
 from support.sites import Site
 
 from leanq.lean.check import Target
-from leanq.lean.environment import Environment
+from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.process import Lean
 from leanq.lean.snapshots.cache import SnapshotCache
@@ -248,6 +248,61 @@ async def test_a_target_is_compiled_once_for_all_workers_of_a_machine(
         assert (await compiled()).ending != one.ending
     finally:
         await lean.close()
+
+
+@pytest.mark.slow
+async def test_a_theorem_is_that_of_the_module_that_lean_finds(site: Site, tmp_path: Path) -> None:
+    texts = {
+        "first/Theory": "theorem one : True := True.intro\n",
+        "second/Theory": "theorem one : False := sorry\ntheorem hidden : True := True.intro\n",
+        "elsewhere/Part": "theorem linked : True := True.intro\n",
+        "second/More": "theorem twice : True := True.intro\n",
+        "second/Other": "theorem twice : False := sorry\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / f"{name}.lean"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"prelude\nimport Core\n{text}")
+        compile_text(site.core, path, path.with_suffix(".olean"))
+    (tmp_path / "second" / "Linked").symlink_to(tmp_path / "elsewhere")
+    folders = (tmp_path / "first", tmp_path / "second", *site.core.search_path)
+    driver = await site.driver(replace(site.core, search_path=folders))
+    code = "prelude\nimport Core\ntheorem {} : True := True.intro\n"
+    for name, error in (
+        ("one", None),
+        ("linked", None),
+        ("hidden", "no module of the environment 'default' declares hidden"),
+        ("twice", "2 modules of the environment 'default' declare twice, such as More and Other; "),
+    ):
+        request = Request(op="verify", code=code.format(name), theorems=(name,))
+        reply = await driver.run(request)
+        assert (reply.error or "").startswith(error or ""), reply.error
+        assert reply.verdict == (None if error else "accepted"), reply.messages
+
+
+@pytest.mark.slow
+async def test_a_target_of_files_that_changed_is_not_kept(site: Site, tmp_path: Path) -> None:
+    """What it states depends on which of two names the library exports."""
+    folder, cache = tmp_path / "library", SnapshotCache(tmp_path / "cache", 64 << 20)
+    folder.mkdir()
+
+    def compile_own(meaning: str) -> None:
+        text = "prelude\nimport Core\ndef A.word : Prop := False\ndef B.word : Prop := True\n"
+        text += f"export {meaning} (word)\n"
+        (tmp_path / "Own.lean").write_text(text)
+        compile_text(site.core, tmp_path / "Own.lean", folder / "Own.olean")
+
+    async def verdict(meaning: str) -> str | None:
+        compile_own("A")
+        environment = open_environment("own", folder, cache=site.core.cache, environ={})
+        compile_own(meaning)
+        driver = await site.driver(environment, cache=cache)
+        code = "prelude\nimport Own\ntheorem t : B.word := True.intro\n"
+        target = "prelude\nimport Own\ntheorem t : word := sorry\n"
+        return (await verify(driver, code, target)).verdict
+
+    assert await verdict("B") == "accepted"  # as the files are
+    assert await verdict("A") == "rejected"
 
 
 async def test_theorems_of_the_environment(site: Site) -> None:

@@ -169,8 +169,7 @@ class ImportedAxioms:
                 seen.add(name)
                 if path is None:
                     continue
-                # Installed files may be links; a candidate's may not.
-                module = read_module(path.resolve(), only=wanted)
+                module = read_module(path, only=wanted, follows=True)
                 found |= {constant.name: constant for constant in module.constants}
                 wanted -= found.keys()
                 queue += (display(each.module) for each in module.imports)

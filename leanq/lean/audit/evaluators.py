@@ -16,15 +16,13 @@ part with its bodies. Every library that leads to such a module is listed as uns
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -42,14 +40,14 @@ from leanq.lean.audit.image import (
     Raw,
 )
 from leanq.lean.audit.layouts import Damaged, shape
-from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.olean import display, modules_of, open_image, read_parts
 from leanq.lean.audit.programs import Evaluators, is_word
 from leanq.lean.audit.survey import reachable
 from leanq.lean.environment import Environment
 from leanq.lean.hashes import hash_bytes, keep, read_kept
 
-LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc", "Core"})
-"""The libraries that come with Lean, or with leanq."""
+LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc"})
+"""The libraries that come with Lean."""
 # Lean's functions that evaluate a term or a constant, now or later.
 _EVALUATES = re.compile(
     r"eval(?:Const|Decl|Expr|Term|SyntaxConstant|ParserConst|WidgetInstance|Module"
@@ -77,6 +75,10 @@ _COMMON = frozenset({"at", "with", "using", "only", "from", "then", "else", "fun
 _PARSER_ENTRY, _GLOBAL, _SCOPED = 3, shape(0, 1), shape(1, 2)
 
 _CPU_S, _WALL_S, _MEMORY_BYTES = 900, 1800, 8 << 30
+# The code that decides on what is found.
+_CODE = ("evaluators", "image", "layouts", "olean", "programs", "survey")
+
+_known: dict[tuple[str, tuple[Path, ...], Path, str], Evaluators] = {}
 
 
 @dataclass(slots=True)
@@ -110,31 +112,29 @@ def evaluators(environment: Environment) -> Evaluators:
 
     The first call for an environment reads all its libraries, in a process of its own.
     """
-    key = environment.fingerprint, environment.search_path, environment.cache
-    return _evaluators(*key, environment.toolchain.library)
+    key = environment.fingerprint, environment.search_path, environment.cache, environment.stamp
+    if key not in _known:
+        _known[key] = _evaluators(environment)
+    return _known[key]
 
 
-@cache
-def _evaluators(
-    fingerprint: str, folders: tuple[Path, ...], kept: Path, library: Path | None
-) -> Evaluators:
-    folders = tuple(each for each in folders if each != library)
+def _evaluators(environment: Environment) -> Evaluators:
+    folders = environment.search_path
+    if environment.toolchain.source == "wheel":
+        folders = folders[:-1]  # leanq's own Core
     if not any(_modules(folders)):
         return Evaluators()
-    code = hash_bytes(b"".join(path.read_bytes() for path in _code())).hex()[:16]
-    path = kept / "evaluators" / f"{fingerprint}-{code}.json"
+    code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CODE]
+    key = f"{environment.fingerprint}-{hash_bytes(b''.join(code)).hex()[:16]}"
+    path = environment.cache / "evaluators" / f"{key}.json"
     try:
         return Evaluators(**json.loads(read_kept(path) or b""))
     except (OSError, ValueError, TypeError):
         found = _in_a_process(folders)
-    with contextlib.suppress(OSError):
+    # The fingerprint is that of the files as they were found.
+    if not environment.changed():
         keep(path, json.dumps(asdict(found)).encode())
     return found
-
-
-def _code() -> tuple[Path, ...]:
-    here = Path(__file__)
-    return here, here.with_name("programs.py"), here.with_name("image.py")
 
 
 def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
@@ -151,7 +151,8 @@ def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
 
 
 def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = LEANS_OWN) -> Evaluators:
-    """Returns the syntax that evaluates in the libraries of these folders, except ``without``."""
+    """Returns the syntax that evaluates in the libraries of a search path, except those to
+    ``leave_out``."""
     modules = dict(_modules(folders, leave_out))
     imports: dict[Name, list[Name]] = {}
     unseen: dict[Name, str] = {}
@@ -175,22 +176,16 @@ def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = LEANS_OWN) -
 
 
 def _modules(
-    folders: Iterable[Path], leave_out: Collection[str] = LEANS_OWN
+    folders: Sequence[Path], leave_out: Collection[str] = LEANS_OWN
 ) -> Iterator[tuple[Name, Path]]:
-    """Yields the modules of the libraries in folders, except those of some libraries."""
-    for folder in folders:
-        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if entry.name.removesuffix(".olean") in leave_out:
-                continue
-            if entry.suffix == ".olean":
-                yield (entry.stem,), entry
-            elif entry.is_dir():
-                for path in sorted(entry.rglob("*.olean")):
-                    yield path.relative_to(folder).with_suffix("").parts, path
+    """Yields the modules of a search path as Lean finds them, except those of some libraries."""
+    for name, path in modules_of(folders):
+        if name[0] not in leave_out:
+            yield name, Path(path)
 
 
 def _opened(path: Path) -> Image:
-    return open_image(read_parts(path.resolve()))
+    return open_image(read_parts(path, follows=True))
 
 
 def _lead_to(

@@ -264,7 +264,7 @@ class _Bench:
     def _declaring(self, kernel: Kernel) -> Callable[[Name], Image | None]:
         """Reads the module of the environment's library that declares a name."""
         homes = cache(lambda: kernel.homes(self.library))
-        read = cache(lambda path: open_image(read_parts(path.resolve())))
+        read = cache(lambda path: open_image(read_parts(path, follows=True)))
 
         def declaring(name: Name) -> Image | None:
             try:

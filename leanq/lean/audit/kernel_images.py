@@ -33,7 +33,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Image, Name
 from leanq.lean.audit.judge_lean import JudgeLean
 from leanq.lean.audit.layouts import Damaged, header
-from leanq.lean.audit.olean import display, find_folder, read_bytes
+from leanq.lean.audit.olean import display, find_modules, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
@@ -190,18 +189,6 @@ class KernelImages:
             raise AuditError(f"{path} cannot be read any more: {error}") from None
         return Prepared(view, len(modules), constants, layout)
 
-    def _found(self) -> Iterator[tuple[Name, str]]:
-        """Yields each module with its file, as Lean finds it."""
-        folders = self._environment.folders()
-        decides = cache(lambda first: find_folder(first, folders))
-        for folder in folders:
-            start = f"{folder}/"
-            for path in self._files:
-                if path.endswith(".olean") and path.startswith(start):
-                    parts = tuple(path.removeprefix(start).removesuffix(".olean").split("/"))
-                    if decides(parts[0]) == folder:
-                        yield parts, path
-
     def _library_homes(self, view: Path) -> dict[str, Name]:
         """Returns the module of the environment's library that declares each name that the kernel
         knows."""
@@ -295,7 +282,7 @@ class KernelImages:
             if folder.is_dir():
                 found = compiled_modules(folder)
                 self._files |= {f.path: f for f in found if f.path.endswith(_PARTS)}
-        self._paths = dict(self._found())
+        self._paths = dict(find_modules(self._environment.folders(), self._files))
         # Such a file may change once more, and look the same.
         young = sorted(unsettled(self._files.values()))
         content = [self._hashes().get(file.path) for file in young]
@@ -345,7 +332,7 @@ class KernelImages:
                 _take(Path(image).parent)
                 jobs[module] = {
                     "module": module,
-                    "path": os.path.realpath(self._path(module)),
+                    "path": self._path(module),
                     "hashes": self._part_hashes(module, hashes),
                     "image": image,
                     "adds_of_list": adds_of_list,

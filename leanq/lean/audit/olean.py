@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Image, Import, Name
 from leanq.lean.audit.layouts import Damaged, Kind
+from leanq.lean.files import compiled_modules
 from leanq.lean.syntax import quote
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "display",
     "find_folder",
     "find_module",
+    "find_modules",
+    "modules_of",
     "open_image",
     "read_bytes",
     "read_module",
@@ -87,18 +91,44 @@ def find_folder(first: str, folders: Sequence[Path]) -> Path | None:
     return None
 
 
+def modules_of(folders: Sequence[Path]) -> Iterator[tuple[Name, str]]:
+    """Yields each module of a search path with its compiled file, as Lean finds it; raises
+    OSError."""
+    there = [folder for folder in folders if folder.is_dir()]
+    files = [file.path for folder in there for file in compiled_modules(folder)]
+    return find_modules(folders, files)
+
+
+def find_modules(folders: Sequence[Path], paths: Iterable[str]) -> Iterator[tuple[Name, str]]:
+    """Yields each module among these files below a search path's folders, as Lean finds it."""
+    decides = cache(lambda first: find_folder(first, folders))
+    compiled = [path for path in paths if path.endswith(".olean")]
+    for folder in folders:
+        start = f"{folder}/"
+        for path in compiled:
+            if path.startswith(start):
+                name = tuple(path.removeprefix(start).removesuffix(".olean").split("/"))
+                if decides(name[0]) == folder:
+                    yield name, path
+
+
 def read_module(
-    path: Path, *, limit_bytes: int = MAX_BYTES, only: Container[Name] | None = None
+    path: Path,
+    *,
+    limit_bytes: int = MAX_BYTES,
+    only: Container[Name] | None = None,
+    follows: bool = False,
 ) -> Module:
     """Reads ``path`` and, for a file of the module system, its parts beside it.
 
-    With ``only``, constants of other names are left out, at almost no cost.
+    With ``only``, constants of other names are left out, at almost no cost. With ``follows``, files
+    may be links, as `read_parts` says.
 
     Raises `AuditError` if a file is missing, no regular file, larger than ``limit_bytes`` (all
     parts together), of an unknown version or damaged.
     """
     try:
-        image = open_image(read_parts(path, limit_bytes=limit_bytes))
+        image = open_image(read_parts(path, limit_bytes=limit_bytes, follows=follows))
         constants = tuple(
             Constant(raw.name, raw.kind, raw.unsafe, frozenset(image.references(raw)))
             for raw in image.constants(only).values()
@@ -125,17 +155,24 @@ def open_image(parts: Sequence[bytes]) -> Image:
     return Image(parts)
 
 
-def read_parts(path: Path, *, limit_bytes: int = MAX_BYTES) -> list[bytes]:
+def read_parts(path: Path, *, limit_bytes: int = MAX_BYTES, follows: bool = False) -> list[bytes]:
     """Returns the bytes of ``path`` and of its parts beside it, unread.
+
+    With ``follows``, each of them may be a link to a file of any name. Installed files may be; a
+    candidate's may not.
 
     Raises `AuditError` as `read_module` does, except for damaged bytes.
     """
-    parts = [read_bytes(path, limit_bytes)]
+
+    def read(part: Path) -> bytes:
+        return read_bytes(Path(os.path.realpath(part)) if follows else part, limit_bytes)
+
+    parts = [read(path)]
     others = [path.with_name(path.name + suffix) for suffix in (".server", ".private")]
     if any(os.path.lexists(each) for each in others):
         for each in others:
             limit_bytes -= len(parts[-1])
-            parts.append(read_bytes(each, limit_bytes))
+            parts.append(read(each))
     return parts
 
 

@@ -44,7 +44,7 @@ def transcribe(kernel: Kernel, job: Mapping[str, Any]) -> dict[str, Any]:
         Damaged, IndexError: the module cannot be read.
         AuditError, OSError: a file cannot be read or written.
     """
-    parts = read_parts(Path(job["path"]))
+    parts = read_parts(Path(job["path"]), follows=True)
     if [hash_bytes(each).hex() for each in parts] != job["hashes"]:
         raise Damaged("its files have changed meanwhile")
     image = open_image(parts)

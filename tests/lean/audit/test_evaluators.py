@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,52 @@ def test_a_module_that_cannot_be_looked_into(library: Path, tmp_path: Path) -> N
     assert found.unseen["Own"].startswith("Helpers: ")
 
 
+def test_modules_are_those_that_lean_finds(lean: Lean, library: Path, tmp_path: Path) -> None:
+    """The first folder that knows a library decides; and links are followed."""
+    found = scan((library,))
+    other = tmp_path / "other"
+    other.mkdir()
+    path = lean.compile("prelude\nimport Helpers\n", name="Own", folder=other)
+    assert scan((library, other)) == found
+    assert "trace" not in scan((other, library)).words
+    inner = tmp_path / "inner"
+    (inner / "Deep").mkdir(parents=True)
+    for each in ("Base", "Helpers"):
+        inner.joinpath(f"{each}.olean").symlink_to(library / f"{each}.olean")
+    (tmp_path / "elsewhere").mkdir()
+    path = lean.compile(OWN, name="Own", folder=tmp_path / "elsewhere")
+    (inner / "Deep" / "More").symlink_to(path.parent)
+    assert scan((inner,)).words["trace"] == "tactic traced (Deep.More.Own)"
+
+
+def test_a_library_named_core_is_not_leanqs_own(library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    (folder / "Core").mkdir(parents=True)
+    for place in ("Base", "Helpers", "Core/Own"):
+        path = folder / f"{place}.olean"
+        path.symlink_to(library / path.name)
+    environment = open_environment("core", folder, cache=tmp_path / "cache", environ={})
+    assert "trace" in evaluators(environment).words
+
+
+def test_what_was_found_in_files_that_changed_is_not_kept(
+    lean: Lean, library: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    for path in library.glob("*.olean"):
+        folder.joinpath(path.name).write_bytes(path.read_bytes())
+    cache, own = tmp_path / "cache", folder / "Own.olean"
+    environment = open_environment("own", folder, cache=cache, environ={})
+    whole = own.read_bytes()
+    lean.compile("prelude\nimport Helpers\n", name="Own", folder=folder)
+    assert "trace" not in evaluators(environment).words
+    own.write_bytes(whole)
+    again = open_environment("own", folder, cache=cache, environ={})
+    assert again.fingerprint == environment.fingerprint
+    assert "trace" in evaluators(again).words
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_files_end_the_scan_of_their_module_alone(
@@ -152,6 +199,21 @@ def test_what_was_found_is_kept_under_the_fingerprint(lean: Lean, library: Path)
     # Lean's own library is not looked into.
     core = open_environment("core", None, cache=lean.folder / "cache", environ={})
     assert evaluators(core) == Evaluators()
+
+
+@pytest.mark.slow
+async def test_no_hidden_module_tells_what_a_text_may_do(
+    lean: Lean, site: Site, library: Path, tmp_path: Path
+) -> None:
+    """Two folders have a library, and Lean takes it from the first."""
+    core = open_environment("core", None, cache=lean.folder / "cache", environ={})
+    source = "prelude\nimport Helpers\ntheorem own : True := True.intro\n"
+    lean.compile(source, name="Own", folder=tmp_path)
+    environment = replace(core, search_path=(library, tmp_path, *core.search_path))
+    driver = await site.driver(environment)
+    code = "prelude\nimport Own\n-- trace x\ntheorem t : True := own\n"
+    reply = await driver.run(check(code))
+    assert reply.verdict == "unverified", reply.messages
 
 
 @pytest.mark.slow

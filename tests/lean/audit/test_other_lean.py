@@ -524,6 +524,29 @@ async def test_images_that_are_missing_or_damaged_are_made_again(
 
 
 @of_module
+async def test_parts_may_be_links_to_files_of_any_name(lean: Path, tmp_path: Path) -> None:
+    """As in a store whose files bear the hash of their content."""
+    plain, linked, store = (tmp_path / each for each in ("plain", "linked", "store"))
+    for each in (plain, linked, store):
+        each.mkdir()
+    text = "module\nprelude\npublic theorem own (p : Prop) (h : p) : p := h\n"
+    compile_module(lean, "M", text, plain)
+    for number, path in enumerate(sorted(plain.glob("M.olean*"))):
+        shutil.copyfile(path, store / str(number))
+        (linked / path.name).symlink_to(store / str(number))
+    assert len([*linked.iterdir()]) == 3
+    # The name of one part's file is no reason to take the files beside that for the others.
+    for part in (".server", ".private"):
+        (store / f"0{part}").write_bytes(b"rubbish")
+    found = []
+    for folder in (plain, linked):
+        environment = open_other(lean, tmp_path / f"cache of {folder.name}", folder)
+        images = KernelImages(environment, judge_lean(environment.toolchain))
+        found.append((images.prepare([("M",)]).folder / "M.olean").read_bytes())
+    assert found[0] == found[1]
+
+
+@of_module
 async def test_progress_is_told_while_images_are_made(lean: Path, tmp_path: Path) -> None:
     environment = open_other(lean, tmp_path / "cache")
     images = KernelImages(environment, judge_lean(environment.toolchain))
