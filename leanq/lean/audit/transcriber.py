@@ -15,6 +15,7 @@ Only an environment's own modules come here. No file of a candidate does.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -101,22 +102,31 @@ def _answer(kernel: Kernel, job: Mapping[str, Any]) -> dict[str, Any]:
     return {"fault": why}
 
 
-def _in_a_child(kernel: Kernel, jobs: Sequence[Mapping[str, Any]]) -> None:
-    pid = os.fork()
-    if pid:
+def _say(job: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"module": job["module"], **answer}) + "\n")
+    sys.stdout.flush()
+
+
+def _in_a_child(kernel: Kernel, jobs: Sequence[Mapping[str, Any]]) -> int:
+    """Has a child do some jobs, and returns how many are done: a child may die at one."""
+    with mmap.mmap(-1, 1) as done:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for number, job in enumerate(jobs):
+                    _say(job, _answer(kernel, job))
+                    done[0] = number + 1
+                code = 0
+            finally:
+                os._exit(code)
         _, status = os.waitpid(pid, 0)
-        if status:
-            sys.exit(f"a child ended with {os.waitstatus_to_exitcode(status)}")
-        return
-    status = 1
-    try:
-        for job in jobs:
-            line = json.dumps({"module": job["module"], **_answer(kernel, job)})
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
-        status = 0
-    finally:
-        os._exit(status)
+        count = done[0]
+    if count < len(jobs):
+        why = f"its process died (exit code {os.waitstatus_to_exitcode(status)})"
+        _say(jobs[count], {"fault": why})
+        count += 1
+    return count
 
 
 def main() -> None:
@@ -130,5 +140,6 @@ def main() -> None:
     except KernelUnavailableError as error:
         sys.exit(str(error))
     jobs = [json.loads(line) for line in lines[1:]]
-    for start in range(0, len(jobs), _MODULES_OF_A_CHILD):
-        _in_a_child(kernel, jobs[start : start + _MODULES_OF_A_CHILD])
+    start = 0
+    while start < len(jobs):
+        start += _in_a_child(kernel, jobs[start : start + _MODULES_OF_A_CHILD])

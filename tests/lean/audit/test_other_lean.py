@@ -497,6 +497,48 @@ def test_no_umask_lets_others_write_an_image_that_is_being_made(lean: Path, tmp_
     assert (rights, json.loads(answer)["module"]) == ("0o0", ["Init"])
 
 
+# Reads modules in a process that dies at some of them, as for want of memory.
+_DYING = """
+import io, json, os, sys
+from leanq.lean.audit import transcriber
+
+transcriber._MODULES_OF_A_CHILD = 3
+transcribe = transcriber.transcribe
+
+def dying(kernel, job):
+    if job["dies"]:
+        os.abort()
+    return transcribe(kernel, job)
+
+transcriber.transcribe = dying
+sys.stdin = io.StringIO(sys.argv[1])
+transcriber.main()
+"""
+
+
+def test_a_module_at_which_a_process_dies_costs_no_other_one_its_image(
+    lean: Path, tmp_path: Path
+) -> None:
+    path = lean.parents[1] / "lib" / "lean" / "Init.olean"
+    jobs = [
+        {
+            "module": [f"M{number}"],
+            "path": str(path),
+            "hashes": [hash_bytes(path.read_bytes()).hex()],
+            "image": str(tmp_path / f"M{number}.olean"),
+            "adds_of_list": False,
+            "dies": number in (1, 2, 6),
+        }
+        for number in range(8)
+    ]
+    first = {"libraries": [str(each) for each in wheel_libraries()]}
+    answers = said_by_kernel(_DYING, "\n".join(map(json.dumps, (first, *jobs)))).splitlines()
+    by_module = {said["module"][0]: said.get("fault") for said in map(json.loads, answers)}
+    died = "its process died (exit code -6)"
+    assert by_module == {f"M{n}": died if n in (1, 2, 6) else None for n in range(8)}
+    assert len([*tmp_path.glob("*.olean")]) == 5
+
+
 @of_module
 async def test_images_that_are_missing_or_damaged_are_made_again(
     lean: Path, tmp_path: Path
