@@ -131,7 +131,7 @@ async def verified(judges: Judges, lean: Lean, code: str, target: str) -> Judgem
         "theorems": [],
         "holes": [],
         "is_whole": False,
-        "stand_in": "",
+        "stand_ins": [],
         "allowed": [],
     }
     files = parts(lean, target, "Target"), parts(lean, code)
