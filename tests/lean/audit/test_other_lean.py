@@ -783,6 +783,37 @@ async def test_types_in_the_layout_of_an_old_lean_are_judged(
         await judges.close()
 
 
+@of_module
+async def test_types_in_the_layout_of_an_old_lean_are_compared(
+    lean: Path, other: Environment, tmp_path: Path
+) -> None:
+    types = "inductive Two where | a | b\ninductive Tree where | node (children : List Tree)\n"
+    target, code = (
+        f"{types}theorem t (x : Two) (y : Tree) : x = x := {proof}\n"
+        for proof in ("x.casesOn rfl rfl", "rfl")
+    )
+    stated, given = (
+        bytearray(as_of_4_9(compile_module(lean, name, text, tmp_path).read_bytes()))
+        for name, text in (("Stated", target), ("Given", code))
+    )
+    order = {"ending": ("", ""), "target_ending": ("", ""), "theorems": [], "holes": []}
+    order |= {"is_whole": False, "stand_ins": [], "allowed": []}
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+    judges = Judges(other, slots=1, prints=False)
+    try:
+        files = [bytes(stated)], [bytes(given)]
+        found = await judges.verify(split_header(code), *files, order, limits)
+        assert (found.proved, found.rule, found.differences) == (True, "", ()), found
+        # Whether types are nested is the last of an inductive type's flags.
+        stated[8 * (Image([bytes(stated)]).constants()["Tree",].value + 6) + 3] ^= 1
+        files = [bytes(stated)], [bytes(given)]
+        found = await judges.verify(split_header(code), *files, order, limits)
+        [(name, rule, _)] = found.differences
+        assert (name, rule) == ("t", "definition_differs")
+    finally:
+        await judges.close()
+
+
 # Each equation with something added to one side, which no library can prove.
 _WRONG = """
 import os, sys
