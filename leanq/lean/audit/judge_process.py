@@ -5,8 +5,8 @@ each it forks a child, which has all limits and ends with its answer. Frames com
 input, and answers go to standard output, a line of JSON each::
 
     first frame  {"libraries": of the judge's Lean, "fault": why there is none, "is_foreign",
-                  "path": where that Lean finds modules, "folders": where they were compiled to,
-                  "modules", "is_module", "library", "prints"}
+                  "path": where that Lean finds modules, "modules", "is_module", "library",
+                  "prints"}
     answer       {"ready": why it cannot judge, or "", "version": of the kernel, "held_bytes": of
                   memory}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
@@ -72,7 +72,7 @@ class _Bench:
     def __init__(self, order: dict[str, Any]) -> None:
         self.modules = [tuple(each) for each in order["modules"]]
         self.is_module = order["is_module"]
-        self.folders = [Path(each) for each in order["folders"]]
+        self.path = [Path(each) for each in order["path"]]
         self.library = [tuple(each) for each in order["library"]]
         self.kernel: Kernel | None = None
         self.unavailable = ""
@@ -268,11 +268,10 @@ class _Bench:
 
         def declaring(name: Name) -> Image | None:
             try:
-                path = find_module(homes()(name), self.folders)
+                path = find_module(homes()(name), self.path)
                 library = None if path is None else read(path)
             except (AuditError, KernelUnavailableError):
                 return None
-            # An image may declare a name that its module does not.
             return library if library and library.constants({name}) else None
 
         return declaring

@@ -504,7 +504,6 @@ class _JudgeProcess:
                 "fault": lean.fault,
                 "is_foreign": lean.is_foreign,
                 "path": [str(each) for each in path],
-                "folders": [str(each) for each in environment.folders()],
                 "modules": imports.modules,
                 "is_module": imports.is_module,
                 "library": _library(environment).modules,

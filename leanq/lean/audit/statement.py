@@ -272,12 +272,15 @@ class View:
         if raw.kind in ("axiom", "opaque", "definition", "quotient"):
             return (image.scalar(value, 0),)
         if raw.kind == "inductive":
-            # How many types are nested in it, or whether there are any.
-            counts, flags = ((2, 3, 6), 3) if image.counts_nested(raw) else ((2, 3), 4)
+            if image.counts_nested(raw):
+                nests = image.small(words[value + 6])
+            else:
+                nests = image.flag(value, 3)
             return (
-                *(image.small(words[value + number]) for number in counts),
+                *(image.small(words[value + number]) for number in (2, 3)),
                 *(tuple(image.names(words[value + number])) for number in (4, 5)),
-                *(image.flag(value, number) for number in range(flags)),
+                *(image.flag(value, number) for number in range(3)),
+                nests > 0,
             )
         if raw.kind == "constructor":
             counts = (image.small(words[value + number]) for number in (3, 4, 5))

@@ -369,6 +369,34 @@ async def test_images_that_were_deleted_are_those_of_the_same_files_again(
 
 
 @of_module
+async def test_a_librarys_names_mean_what_they_meant_in_the_self_test(
+    lean: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    compile_module(lean, "Core", CORE.read_text(), folder)
+    compile_module(lean, "Init", f"prelude\nimport Core\n{INIT}", folder)
+    environment = open_other(lean, tmp_path / "cache", folder)
+    judges = Judges(environment, slots=1, prints=False)
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+
+    async def judged(text: str) -> Judgement:
+        path = compile_module(lean, "T", f"{text}theorem t : True := True.intro\n", tmp_path)
+        return await judges.judge(split_header(text), read_parts(path), ("", ""), limits)
+
+    whole, wrong = CORE.read_text(), CORE.read_text().replace("Nat.div ih 2", "Nat.div ih 3")
+    try:
+        assert await judges.unavailable() == ""
+        compile_module(lean, "Core", wrong, folder)
+        assert (await judged(whole)).proved
+        found = await judged(wrong)
+        assert (found.proved, found.rule) == (False, "reserved_name"), found
+        assert "Nat.shiftRight" in found.text
+    finally:
+        await judges.close()
+
+
+@of_module
 async def test_a_library_that_cannot_be_read_any_more_is_named(lean: Path, tmp_path: Path) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
