@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, get_args
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
-from leanq.fleet import tracing
 from leanq.producer import arguments
 from leanq.producer.destination import Clusters, Gateway, is_gateway
 from leanq.producer.future_client import FutureClient, LeanQFuture
@@ -42,6 +41,7 @@ from leanq.queue.settings import Settings, without_password
 
 if TYPE_CHECKING:
     from leanq.campaigns.client import AsyncCampaignsClient, CampaignRoute, CampaignsClient
+    from leanq.fleet.tracing import Role
 
 __all__ = ["AsyncLeanQClient", "LeanQClient", "LeanQFuture"]
 
@@ -54,7 +54,7 @@ class _Client:
     timings: ClassVar[ClientTimings] = ClientTimings()
     # The same as ShardClient's.
     shares_ends: ClassVar[bool] = False
-    role: ClassVar[tracing.Role] = "client"
+    role: ClassVar[Role] = "client"
 
     def __init__(
         self,
@@ -137,11 +137,13 @@ class _Client:
         return OverRedis(self.clusters, self.tenant)
 
     def _new_route(self) -> Route:
+        from leanq.fleet.tracing import tracer
+
         route = self._route_to_queue()
-        if tracer := tracing.tracer(self.role):
+        if made := tracer(self.role):
             from leanq.producer.traced_route import TracedRoute
 
-            route = TracedRoute(route, tracer, begins=self.role == "client")
+            route = TracedRoute(route, made, begins=self.role == "client")
         if self._journals is None:
             return route
         from leanq.producer.recording import RecordingRoute

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, RequestError
-from leanq.fleet.tracing import caller
 from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
 from leanq.lean.syntax import split_header
 from leanq.producer import arguments
@@ -168,6 +167,10 @@ class RequestBuilder:
     """
 
     def __init__(self, settings: Settings, tenant: str, *, seals: bool = False) -> None:
+        # Who imports leanq and makes no client needs no traces.
+        from leanq.fleet.tracing import caller
+
+        self._caller = caller
         self._settings = settings
         self._seals = seals
         self._tenant = self._checked_tenant(arguments.text("tenant", tenant))
@@ -350,7 +353,7 @@ class RequestBuilder:
         body = wire.pack_request(request)
         # Echoes are for load tests, in which each request has to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
-        if traceparent := options.get("traceparent") or caller():
+        if traceparent := options.get("traceparent") or self._caller():
             # Add the trace context after the digest, so that it does not keep identical requests
             # from sharing a run.
             request = replace(request, traceparent=traceparent)
