@@ -23,8 +23,8 @@ from pathlib import Path
 
 from processes import used
 
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.judge_lean import judge_lean
-from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.syntax import Header

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.sandbox.sandbox import Limits

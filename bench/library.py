@@ -21,7 +21,7 @@ from pathlib import Path
 
 from processes import used
 
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.server import ForkRules

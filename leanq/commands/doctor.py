@@ -25,7 +25,7 @@ from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError, UnavailableError
 from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver

@@ -19,7 +19,7 @@ from leanq.errors import UsageError
 from leanq.fleet.shown import columns, printable
 from leanq.fleet.stats import fingerprints_of
 from leanq.lean.audit.evaluators import LEANS_OWN, evaluators
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.programs import Evaluators
 from leanq.lean.environment import Environment, open_environment, pack_environment
 from leanq.queue.client_queue import ClientQueue

@@ -3,7 +3,7 @@
 The candidate's process only makes claims. If it claims success, the compiled file is read once. A
 judge that never ran the candidate derives from these bytes what counts: see
 :mod:`leanq.lean.audit.judge`. A process that never sees the candidate asks Lean about the imported
-constants behind the file: see :mod:`leanq.lean.audit.audit`.
+constants behind the file: see :mod:`leanq.lean.audit.imported_axioms`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from leanq.errors import AuditError
-from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.evaluators import evaluators
-from leanq.lean.audit.judges import JudgeLimitError, Judgement, Judges, Parts
+from leanq.lean.audit.imported_axioms import Findings, ImportedAxioms, audit
+from leanq.lean.audit.judge_client import JudgeLimitError, Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leanq.errors import AuditError, InvalidRequestError
-from leanq.lean.audit.audit import ImportedAxioms
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
+from leanq.lean.audit.imported_axioms import ImportedAxioms
 from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.audit.survey import Place, places, reachable

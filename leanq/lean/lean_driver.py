@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder

@@ -18,7 +18,7 @@ from cachetools import LRUCache
 from leanq.errors import AuditError, InvalidRequestError
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.image import Name
-from leanq.lean.audit.judges import Parts
+from leanq.lean.audit.judge_client import Parts
 from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, modules_of, open_image, read_parts
 from leanq.lean.audit.statement import what_is_open

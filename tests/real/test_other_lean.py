@@ -16,7 +16,7 @@ from support.libraries import Library, judged_folder
 from support.other_lean import other_lean
 
 from leanq.lean.audit.image import Image
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.environment import open_environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import Header

@@ -26,7 +26,7 @@ from support.second_reader import SecondReader, Tree, Trees
 from support.trees import PRELUDE, TREES
 
 from leanq.lean.audit.ending import Ended
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header

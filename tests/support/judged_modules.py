@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.lean.audit.image import Image, Raw
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import Name, display, open_image, read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits

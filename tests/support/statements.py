@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.statement import Interner, View
 from leanq.lean.sandbox.sandbox import Limits

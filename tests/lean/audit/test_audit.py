@@ -11,7 +11,7 @@ import pytest
 from support.images import Image, Lean
 
 from leanq.errors import AuditError
-from leanq.lean.audit.audit import Findings, ImportedAxioms, audit, print_axioms_source
+from leanq.lean.audit.imported_axioms import Findings, ImportedAxioms, audit, print_axioms_source
 from leanq.lean.audit.olean import Name, open_image, read_parts
 from leanq.lean.audit.survey import Survey, reachable, survey
 from leanq.lean.environment import STANDARD_AXIOMS

@@ -23,7 +23,7 @@ from support.paths import ROOT
 from support.trees import PRELUDE, TREES
 from support.waiting import eventually
 
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.audit.self_test import HONEST, forged
 from leanq.lean.environment import Environment

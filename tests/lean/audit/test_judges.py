@@ -15,7 +15,7 @@ from support.images import Lean
 from support.trees import PRELUDE, TREES
 
 from leanq.lean.audit.image import Image
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
@@ -218,7 +218,7 @@ async def test_a_judgement_that_runs_out_is_lost_alone(
     small: Limits,
     said: str,
 ) -> None:
-    monkeypatch.setattr(f"leanq.lean.audit.judges.{least}", 0)
+    monkeypatch.setattr(f"leanq.lean.audit.judge_client.{least}", 0)
     own = "prelude\naxiom a : Prop\n"
     file = read_parts(lean.compile(own, name="Own"))
     assert (await judged(judges, file, own)).proved
@@ -252,7 +252,7 @@ async def test_another_lean_is_not_judged_without_the_wheel(
 async def test_a_judge_that_fails_its_self_test_judges_nothing(
     core: Environment, tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leanq.lean.audit.judges.forged", lambda honest: [honest])
+    monkeypatch.setattr("leanq.lean.audit.judge_client.forged", lambda honest: [honest])
     monkeypatch.setattr("leanq.lean.pass_memory._passed", set())
     judges = Judges(replace(core, cache=tmp_path), slots=1)
     try:

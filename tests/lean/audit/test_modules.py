@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from support.images import Lean
 
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header

@@ -19,7 +19,7 @@ from support.images import Image as Writer
 from support.other_lean import compile_module, open_other, other_lean
 
 from leanq.lean.audit.image import CONST, Image, Name
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 

@@ -25,10 +25,10 @@ from support.paths import ROOT
 from support.sites import new_site
 
 from leanq.errors import AuditError
-from leanq.lean.audit.audit import ImportedAxioms
 from leanq.lean.audit.image import Image
+from leanq.lean.audit.imported_axioms import ImportedAxioms
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.judge_lean import judge_lean
-from leanq.lean.audit.judges import Judgement, Judges
 from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.audit.known_names import KERNEL_NAMES
 from leanq.lean.audit.olean import read_parts
@@ -664,7 +664,7 @@ async def test_a_trouble_with_images_passes(lean: Path, tmp_path: Path) -> None:
 async def test_a_self_test_that_could_not_be_run_is_tried_again(
     lean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leanq.lean.audit.judges._AGAIN_S", 0.0)
+    monkeypatch.setattr("leanq.lean.audit.judge_client._AGAIN_S", 0.0)
     cache = tmp_path / "cache"
     judges = Judges(open_other(lean, cache), slots=1, prints=False)
     folder = cache / "kernel-images"

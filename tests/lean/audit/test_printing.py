@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.images import Lean
 from support.statements import OWN, PROPOSITIONS, UNUSED, check_what_is_printed
 
-from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits

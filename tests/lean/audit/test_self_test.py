@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 
 from leanq.lean import pass_memory
-from leanq.lean.audit.judges import Judges
+from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.pass_memory import PassMemory, libraries_of
@@ -135,7 +135,7 @@ async def test_a_remembered_pass_is_no_test_and_doctor_runs_it_all_the_same(
     finally:
         await judges.close()
     # From now on the test fails wherever it is run.
-    monkeypatch.setattr("leanq.lean.audit.judges.forged", lambda honest: [honest])
+    monkeypatch.setattr("leanq.lean.audit.judge_client.forged", lambda honest: [honest])
     monkeypatch.setattr(pass_memory, "_passed", set())
     judges = Judges(environment, slots=1)
     try:
