@@ -22,7 +22,7 @@ print(max(1, min(cpus, int((float('$SPARE_GB') - 2) / 4))),
 
 say() { echo "spare-cpus: $*" >&2; }
 
-# A nap without a program; a signal is handled within a second.
+# Naps without a program to start. The script handles a signal within a second.
 exec {never}<> <(:)
 nap() {
   local left
@@ -30,7 +30,7 @@ nap() {
 }
 
 # Sets kb and pids: the memory of the worker and of all below it, without files that are mapped, and
-# the pids of those below. Without a program, and without a look at the machine's other processes.
+# the pids of those below. It starts no program, and looks at no other process of the machine.
 look_below() {
   local pid file name value kids todo=("$worker")
   kb=0 pids=
@@ -38,6 +38,7 @@ look_below() {
     pid=${todo[0]}
     todo=("${todo[@]:1}")
     for file in "/proc/$pid/task"/*/children; do
+      kids=()  # a process that has ended leaves the array as it was
       read -r -a kids 2>/dev/null <"$file"
       todo+=("${kids[@]}")
     done
@@ -52,6 +53,7 @@ look_below() {
 make_nice() {
   local said
   for pid; do
+    said=''
     read -r said 2>/dev/null <"/proc/$pid/autogroup"
     [[ $said == *' nice 0' ]] && echo 19 2>/dev/null >"/proc/$pid/autogroup"
   done

@@ -23,6 +23,15 @@ def start(terminal: Terminal, settings: Settings, **variables: str) -> Process:
     return terminal.start(environ=environ, program=["bash", SCRIPT], stdout=subprocess.DEVNULL)
 
 
+# Looks at a process whose children end all the time, as long as it lives.
+LOOKS = """
+eval "$(sed -n '/^look_below/,/^}/p' "$1")"
+(for ((n = 0; n < 2000; n++)); do (exit 0) & (exit 0) & wait; done) &
+worker=$!
+while kill -0 "$worker" 2>/dev/null; do look_below; done
+"""
+
+
 def living(settings: Settings) -> int:
     return sum(row.lease_s > 0 for row in look(settings).workers)
 
@@ -66,3 +75,8 @@ def test_its_memory_is_capped(
     until(lambda: living(settings) == 0)
     script.terminate()
     assert ended(script).code == 0
+
+
+@pytest.mark.slow
+def test_processes_that_end_under_its_look_do_not_hold_it() -> None:
+    subprocess.run(["bash", "-c", LOOKS, "bash", SCRIPT], check=True, timeout=120.0)

@@ -1,4 +1,4 @@
-"""What stands in for holes: found in expressions as a reader with named variables finds it."""
+"""Stand-ins for holes, beside a reader that gives names to variables and finds the same."""
 
 from __future__ import annotations
 
