@@ -38,6 +38,7 @@ from processes import Run, cpu_by_role_s, cpu_s, process
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer
+from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 
@@ -107,6 +108,7 @@ class Fleet:
     server_pid: int
     worker_pid: int
     judges: bool
+    prints: bool = True
 
     def cpu_s(self) -> tuple[Counter[str], float]:
         """Returns the CPU seconds of the worker with all below it, by role, and of the server."""
@@ -121,6 +123,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="how often everything is run")
     parser.add_argument("--alone", type=int, default=10, help="checks one at a time, in a round")
     parser.add_argument("--judge", action="store_true", help="have all of them judged")
+    parser.add_argument(
+        "--no-statements", action="store_true", help="ask for no printed statements, as rewards do"
+    )
     parser.add_argument("--no-fork-server", action="store_true", help="Lean starts for each file")
     parser.add_argument(
         "--library",
@@ -155,7 +160,7 @@ def main() -> None:
                 arguments.append("--no-fork-server")
             with worker(place, variables, *arguments) as pid:
                 server_pid = int(server_info(server.url)["process_id"])
-                fleet = Fleet(server.url, server_pid, pid, options.judge)
+                fleet = Fleet(server.url, server_pid, pid, options.judge, not options.no_statements)
                 warm_until_s = time.monotonic() + _WARM_UP_S
                 while time.monotonic() < warm_until_s:
                     asyncio.run(through_leanq(place, fleet, names))
@@ -210,7 +215,7 @@ def measure_library(
     figures: _Figures,
 ) -> None:
     """Measures how soon forks serve a header, then each kind of header beside plain Lean."""
-    fleet = Fleet(url, int(server_info(url)["process_id"]), pid, True)
+    fleet = Fleet(url, int(server_info(url)["process_id"]), pid, True, not options.no_statements)
     kinds = {}
     for kind, header in _HEADERS.items():
         kinds[kind] = [f"{kind}_{number}" for number in range(options.files)]
@@ -273,9 +278,10 @@ def measure_round(
 async def through_leanq(place: Place, fleet: Fleet, names: Sequence[str]) -> Run:
     """Runs all files at once, from first submit to last reply. Its CPU time is the client's."""
     codes = [(place.files / f"{name}.lean").read_text() for name in names]
+    how: Check = {"audit": fleet.judges, "statements": fleet.prints}
     async with AsyncLeanQClient(Settings(url=fleet.url)) as client:
         started, cpu_before_s = time.perf_counter(), time.process_time()
-        replies = await asyncio.gather(*(client.check(code, audit=fleet.judges) for code in codes))
+        replies = await asyncio.gather(*(client.check(code, **how) for code in codes))
         run = Run(time.perf_counter() - started, time.process_time() - cpu_before_s, b"")
     for reply in replies:
         expect_accepted(reply)
@@ -313,7 +319,8 @@ async def one_by_one_ms(
             await asyncio.sleep(pause_s)
             code = (place.files / f"{name}.lean").read_text()
             started = time.perf_counter()
-            expect_accepted(await client.check(code, audit=fleet.judges))
+            reply = await client.check(code, audit=fleet.judges, statements=fleet.prints)
+            expect_accepted(reply)
             times_ms.append(1000 * (time.perf_counter() - started))
     return times_ms
 

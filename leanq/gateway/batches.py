@@ -128,7 +128,7 @@ def _bytes_of(result: dict[str, Any]) -> int:
     texts = (
         *(message.text for message in reply.messages),
         *(sorry.goal for sorry in reply.sorries),
-        *(theorem.statement for theorem in reply.theorems),
+        *(theorem.statement or "" for theorem in reply.theorems),
         *reply.goals,
     )
     objects = len(texts) + 1

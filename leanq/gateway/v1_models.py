@@ -39,6 +39,9 @@ class Options(BaseModel):
     trust_programs: Annotated[
         bool, Field(description="whether the caller vouches for a text that runs programs")
     ] = False
+    statements: Annotated[
+        bool, Field(description="whether theorems in the result have their statements")
+    ] = True
     priority: Annotated[int, Field(description="0 (most urgent) to 2")] = 1
     deadline_s: Annotated[
         float | None, Field(description="seconds in the queue until it expires")
@@ -138,7 +141,7 @@ class Sorry(BaseModel):
 
 class Theorem(BaseModel):
     name: str
-    statement: str
+    statement: Annotated[str | None, Field(description="null if not asked for")]
 
 
 class Failure(BaseModel):

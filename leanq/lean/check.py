@@ -224,7 +224,8 @@ class Compilation:
 
     async def _judgement(self, judges: Judges, file: Parts) -> Judgement:
         limits, tenant = limits_of(self._request), self._request.tenant
-        order: dict[str, Any] = {"ending": self._ended.name, "tenant": tenant}
+        ending, prints = self._ended.name, self._request.statements
+        order: dict[str, Any] = {"ending": ending, "tenant": tenant, "statements": prints}
         if self._target is not None:
             order |= self._target.order() | {"allowed": self._request.allow_axioms}
             return await judges.verify(self._header, self._target.file, file, order, limits)
@@ -235,7 +236,7 @@ class Compilation:
                 "probe_name": examples.probe_name,
             }
             return await judges.examples(self._header, file, self._named, order, limits)
-        return await judges.judge(self._header, file, self._ended.name, limits, tenant)
+        return await judges.judge(self._header, file, ending, limits, tenant, statements=prints)
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
         if found.limit:

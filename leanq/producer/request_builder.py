@@ -85,6 +85,8 @@ class Check(InEnvironment, total=False):
         audit: whether to judge and audit what Lean accepts (True); if not, it is ``unjudged``.
         trust_programs: whether the caller vouches for a text that runs programs of its own (False).
             The text can then be ``accepted``; otherwise it is ``unverified``.
+        statements: whether the reply's theorems have their statements (True). Printing them takes a
+            part of a small check's time, and rewards do without.
         infotree: which nodes of the text's infotree the reply has: ``full``, ``tactics``,
             ``original`` or ``substantive`` (none). It needs a check and workers with the ``repl``
             driver.
@@ -96,6 +98,7 @@ class Check(InEnvironment, total=False):
     allow_axioms: Iterable[str]
     audit: bool
     trust_programs: bool
+    statements: bool
     infotree: Infotree | None
 
 
@@ -122,6 +125,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "allow_axioms": arguments.texts,
     "audit": arguments.flag,
     "trust_programs": arguments.flag,
+    "statements": arguments.flag,
     "infotree": _optional(_infotree),
 }
 
@@ -382,7 +386,7 @@ def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
 
 
 # Fields of a request that options set. The request has defaults for the others.
-_OF_BUDGET = ("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs")
+_OF_BUDGET = ("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs", "statements")
 
 
 def _budget(options: Check) -> dict[str, Any]:

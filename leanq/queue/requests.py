@@ -157,6 +157,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         allow_axioms: names of axioms allowed beside the environment's own.
         audit: whether to judge and audit what Lean accepts.
         trust_programs: whether the caller vouches for a text that runs programs of its own.
+        statements: whether the reply's theorems have their statements (check, verify).
         traceparent: the caller's trace context as W3C writes it, for the worker's log and spans.
         infotree: which nodes of the text's infotree the reply should have (check); "" for none.
         tenant: whose request it is; the worker sets it, whatever the client sent.
@@ -179,6 +180,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     holes: tuple[str, ...] = ()
     trust_programs: bool = False
     scratch_mb: int = _SCRATCH_MB
+    statements: bool = True
     infotree: Infotree | Literal[""] = ""
     tenant: str = ""
 
@@ -292,11 +294,11 @@ class Theorem(Struct, frozen=True, array_like=True):
         name: its full name.
         statement: what it states, in Lean's words and with the notation of the text's imports
             alone. A long one ends in an ellipsis. It is "" if it is too large, or not among the
-            first 20.
+            first 20; ``None`` if the request did not ask for statements.
     """
 
     name: str
-    statement: str
+    statement: str | None
 
 
 class Failure(Struct, frozen=True, array_like=True):

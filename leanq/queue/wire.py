@@ -167,11 +167,14 @@ def _cut_short(reply: Reply, size_bytes: int) -> Reply:
     note = Message("warning", 1, 0, f"leanq: a reply of {size_bytes} bytes was cut short")
     messages = (replace(m, text=m.text[:2000]) for m in reply.messages[:1000])
     sorries = (replace(s, goal=s.goal and s.goal[:2000]) for s in reply.sorries[:1000])
+    theorems = (
+        Theorem(t.name[:2000], t.statement and t.statement[:2000]) for t in reply.theorems[:1000]
+    )
     return replace(
         reply,
         messages=(note, *messages),
         sorries=tuple(sorries),
-        theorems=tuple(Theorem(t.name[:2000], t.statement[:2000]) for t in reply.theorems[:1000]),
+        theorems=tuple(theorems),
         failed=tuple(Failure(f.name[:2000], f.rule, f.text[:2000]) for f in reply.failed[:1000]),
         goals=tuple(goal[:2000] for goal in reply.goals[:1000]),
         axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),

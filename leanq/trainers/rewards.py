@@ -111,7 +111,8 @@ class LeanReward:
         self._partial = partial
         self._stall_s = stall_s
         self._outstanding = outstanding
-        self._options = options
+        # A reward needs no printed statements, which take time on the worker.
+        self._options: Check = {"statements": False, **options}
         self._memory = None if memory is None else writer_for(memory, lean)
         self._own_memory = isinstance(memory, str)
         self._tag_columns = tag_columns

@@ -44,6 +44,19 @@ async def test_the_examples_of_the_descriptions_run(fleet: Settings) -> None:
             assert all(result["response"]["env"] == 0 for result in results)
 
 
+async def test_statements_are_left_out_on_demand(fleet: Settings) -> None:
+    async with new_gateway(fleet) as gateway:
+        for op, texts in {
+            "check": {"code": f"{THEOREM}h"},
+            "verify": {"code": f"{THEOREM}h", "target": f"{THEOREM}sorry"},
+        }.items():
+            for asked, statement in ((True, "∀ (p : Prop), p → p"), (False, None)):
+                body = {**texts, "statements": asked}
+                result = (await gateway.http.post(f"/v1/{op}", json=body)).json()
+                assert result["verdict"] == "accepted"
+                assert result["theorems"] == [{"name": "t", "statement": statement}]
+
+
 async def test_a_state_is_stepped_exported_and_imported(fleet: Settings) -> None:
     async with new_gateway(fleet) as gateway:
         http = gateway.http

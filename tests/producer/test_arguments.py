@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "allow_axioms": (list, dict),
     "audit": (bool,),
     "trust_programs": (bool,),
+    "statements": (bool,),
 }
 
 CALLS: dict[str, Callable[[Any], object]] = {

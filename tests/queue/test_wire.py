@@ -67,6 +67,7 @@ limits: dict[str, st.SearchStrategy[Any]] = {
     "scratch_mb": st.integers(1, 1 << 24),
     "allow_axioms": names,
     "trust_programs": st.booleans(),
+    "statements": st.booleans(),
 }
 requests = (
     st.builds(

@@ -11,7 +11,7 @@ import pytest
 
 from leanq.errors import StalledError, UnavailableError, UsageError
 from leanq.local import Pool
-from leanq.queue.requests import Failure, Message, Reply, Sorry
+from leanq.queue.requests import Failure, Message, Reply, Sorry, Theorem
 from leanq.trainers import rewards
 from leanq.trainers.rewards import LeanReward, by_goals_left, by_place_of_error, proof_text
 
@@ -59,6 +59,13 @@ async def test_a_proof_of_the_statement_earns_and_no_other(pool: Pool) -> None:
     ]
     score = LeanReward(pool)
     assert await score(completions=completions, statement=[STATEMENT] * 9) == [1.0] * 3 + [0.0] * 6
+
+
+async def test_a_reward_asks_for_statements_only_if_its_caller_does(pool: Pool) -> None:
+    for options, statement in (({}, None), ({"statements": True}, "∀ (p q : Prop), p ∧ q → q ∧ p")):
+        [score] = await LeanReward(pool, **options).scores([STATEMENT], [PROOF])
+        assert score.reply is not None
+        assert score.reply.theorems == (Theorem("and_swap", statement),)
 
 
 async def test_models_that_write_the_proof_alone(pool: Pool) -> None:

@@ -61,7 +61,8 @@ class Judgement:
         ended: whether Lean read the text to its end.
         survey: the file's own axioms, and the imported constants that it leads to.
         theorems: the theorems that it declares; for a verification, the target's.
-        statements: each theorem's statement in Lean's words; "" if it was not printed.
+        statements: each theorem's statement in Lean's words; "" if it cannot be printed, None if
+            it was not asked for.
         behind: the axioms behind each constant that was asked for.
         unsettled: names that may mean something else than the kernel takes for granted, and why.
         differences: how a candidate differs from its target: name, rule and words.
@@ -81,7 +82,7 @@ class Judgement:
     ended: bool = False
     survey: Survey = _NOTHING
     theorems: tuple[str, ...] = ()
-    statements: tuple[str, ...] = ()
+    statements: tuple[str | None, ...] = ()
     behind: tuple[frozenset[str], ...] = ()
     unsettled: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[tuple[str, str, str], ...] = ()
@@ -196,16 +197,19 @@ class Judges:
         ending: Sequence[str],
         limits: Limits,
         tenant: str | None = None,
+        *,
+        statements: bool = True,
     ) -> Judgement:
         """Judges whether the file compiled from a text with this header is proved.
 
         Args:
             tenant: whose file it is; None: no other file is judged in its process.
+            statements: whether to print those of its theorems.
 
         Raises:
             SandboxError: this machine failed.
         """
-        order = {"op": "judge", "ending": ending, "tenant": tenant}
+        order = {"op": "judge", "ending": ending, "tenant": tenant, "statements": statements}
         return await self._ask(header, [file], order, limits)
 
     async def examples(
@@ -535,6 +539,7 @@ class _JudgeProcess:
         process = self._process
         frame = {
             "tenant": None,
+            "statements": True,
             **order,
             "sizes": [[len(part) for part in parts] for parts in files],
             "cpu_s": math.ceil(limits.cpu_s),
@@ -562,7 +567,8 @@ class _JudgeProcess:
         said = json.loads(line)
         found = _read(said["answer"], self.unavailable)
         names = found.theorems
-        statements = (*said["statements"], *("" for _ in names))[: len(names)]
+        missing = "" if frame["statements"] else None
+        statements = (*said["statements"], *(missing for _ in names))[: len(names)]
         kernel = None if self.unavailable or found.limit else self.version
         used = {"cpu_s": said["cpu_s"], "peak_bytes": said["peak_bytes"]}
         return replace(found, statements=statements, kernel=kernel, **used)

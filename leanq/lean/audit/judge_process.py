@@ -151,7 +151,7 @@ class _Bench:
                 disagrees = _disagreement(error, judge.references, image, constants)
             references, nodes = judge.references, judge.nodes
             _check_examples(constants, references, order.get("examples", ()))
-            if self._printer is None and self._elaborator is not None and not disagrees:
+            if order["statements"] and self._elaborator is not None and not disagrees:
                 self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)
         found = survey(image, constants, references)
         return {

@@ -68,6 +68,22 @@ end N
     ]
 
 
+async def test_statements_that_were_not_asked_for_are_not_printed(
+    judges: Judges, lean: Lean
+) -> None:
+    code = f"{PRELUDE}theorem a (p : Prop) (h : p) : p := h\ntheorem b : True := trivial\n"
+    parts = read_parts(lean.compile(code))
+    # The same process goes on with the files of a tenant.
+    for asked in (True, False, True):
+        found = await judges.judge(
+            split_header(code), parts, ("none", "here"), LIMITS, "one", statements=asked
+        )
+        assert found.proved
+        assert found.theorems == ("a", "b")
+        printed = ("∀ (p : Prop), p → p", "True")
+        assert found.statements == (printed if asked else (None, None))
+
+
 async def test_levels_that_no_argument_tells_are_shown(judges: Judges, lean: Lean) -> None:
     code = f"""{PRELUDE}
 def Of.{{u, v}} (α : Sort (max (max 1 u) v)) : Prop := True
