@@ -25,11 +25,14 @@ _EMPTY = "return 1"
 
 
 class Cost(NamedTuple):
-    """The server's CPU time (µs) for an empty script and for a claim, and their ratio."""
+    """The server's CPU time (µs) for an empty script and for a claim, their ratio, and the time of
+    the claim's script and of the commands in it."""
 
     empty_us: float
     claim_us: float
     ratio: float
+    script_us: float
+    commands_us: float
 
 
 async def cost(load: Load) -> Cost:
@@ -42,8 +45,10 @@ async def cost(load: Load) -> Cost:
             for _ in range(_ROUNDS if load.each == 1 else _ROUNDS // 5):
                 await fleet.submit(_CALLS * load.each)
                 empty_us = await _per_call_us(queue, _CALLS, lambda: _empty(queue))
+                await queue.call(lambda client: client.config_resetstat())
                 claim_us = await _per_call_us(queue, _CALLS, lambda: fleet.claim(load.each))
-                rounds.append(Cost(empty_us, claim_us, claim_us / empty_us))
+                parts = await _parts_us(queue)
+                rounds.append(Cost(empty_us, claim_us, claim_us / empty_us, *parts))
     return Cost(*(statistics.median(values) for values in zip(*rounds, strict=True)))
 
 
@@ -59,6 +64,18 @@ async def _per_call_us(queue: Queue, calls: int, call: Callable[[], Awaitable[No
     return (after.cpu_s - before.cpu_s) / calls * 1e6
 
 
+async def _parts_us(queue: Queue) -> tuple[float, float]:
+    """Returns the time of a claim's script, and of the commands that it calls."""
+    stats = await queue.call(lambda client: client.info("commandstats"))
+    spent_us = {
+        name.removeprefix("cmdstat_"): each["usec"] / _CALLS
+        for name, each in stats.items()
+        if name not in ("cmdstat_info", "cmdstat_config|resetstat")
+    }
+    script_us = spent_us.pop("fcall", 0.0) + spent_us.pop("evalsha", 0.0)
+    return script_us, sum(spent_us.values())
+
+
 async def main() -> None:
     leave_on_sigterm()
     small = Load(workers=100, tenants=8, held=8, waiting=1000, each=1)
@@ -68,10 +85,14 @@ async def main() -> None:
         "echo, 100 per call": replace(small, held=100, each=100),
         "check, 100 per call": replace(small, held=100, each=100, checks=True),
     }
-    print("| claim | empty script | claim | ratio |\n| --- | --- | --- | --- |")
+    print("| claim | empty script | claim | ratio | its script | commands in it |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name, load in loads.items():
         seen = await cost(load)
-        print(f"| {name} | {seen.empty_us:.0f} µs | {seen.claim_us:.0f} µs | {seen.ratio:.1f} |")
+        print(
+            f"| {name} | {seen.empty_us:.0f} µs | {seen.claim_us:.0f} µs | {seen.ratio:.1f} "
+            f"| {seen.script_us:.0f} µs | {seen.commands_us:.0f} µs |"
+        )
 
 
 if __name__ == "__main__":
