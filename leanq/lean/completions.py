@@ -6,12 +6,14 @@ Nothing here decides on a verdict: the result is verified against its statement.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from leanq.lean.steps.holes import find_holes
 from leanq.lean.syntax import Token, split_header, tokens
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_QUOTED_FENCE = re.compile(r"^>[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
+_QUOTED = re.compile(r"^>[ \t]?", re.MULTILINE)
 _LABEL = re.compile(r"\{?\.?\w+(?: [0-9]+)?\}?")
 _LANGUAGE = re.compile(r"\{?\.?(\w*)")
 _LEAN = ("lean", "lean4", "tactics")
@@ -63,8 +65,9 @@ def last_block(text: str, statement: str = "") -> str:
     """Returns the Lean code of a model's answer.
 
     It is the last fenced block that declares the same as the statement, or else the last block.
-    Blocks marked as Lean go before unmarked ones. Without a fence it is the answer without its
-    prose. Text between marks of thought does not count.
+    Blocks marked as Lean go before unmarked ones. Earlier blocks with helpers that it names stand
+    before it. Without a fence it is the answer without its prose. Text between marks of thought
+    does not count.
     """
     text = _plain(text)
     labelled, unlabelled = list[str](), list[str]()
@@ -76,14 +79,36 @@ def last_block(text: str, statement: str = "") -> str:
     for blocks in (labelled, unlabelled):
         declaring = [body for body in blocks if statement and is_whole(statement, body)]
         if blocks and (declaring or blocks is labelled or not labelled):
-            return _with_spaces((declaring or blocks)[-1])
+            block = (declaring or blocks)[-1]
+            return _with_spaces(_with_helpers(block, blocks, statement) if declaring else block)
     return _with_spaces(_without_prose(_TAG.sub("", text)))
+
+
+def _with_helpers(block: str, blocks: Sequence[str], statement: str) -> str:
+    """Returns a block behind the earlier ones that declare what it names and lacks."""
+    for earlier in reversed(blocks[: blocks.index(block)]):
+        declared = _declared(earlier) - {""}
+        if declared & (_declared(statement) | _declared(block)) or not any(
+            re.search(rf"(?<![\w.]){re.escape(each)}(?![\w'])", block) for each in declared
+        ):
+            continue
+        theirs, own = split_header(earlier), split_header(block)
+        header = own if own.imports or own.is_prelude else theirs
+        block = "\n".join((header.text, earlier[theirs.end_offset :], block[own.end_offset :]))
+    return block
+
+
+def _declared(text: str) -> set[str]:
+    """Returns the names that a text declares; "" for one without a name."""
+    return {match[1] for match in _DECLARED.finditer(text)}
 
 
 def _plain(text: str) -> str:
     """Returns an answer without thoughts, with line ends that Lean knows."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     text = _THOUGHT.sub("", _END.sub("\n", text))
+    while _QUOTED_FENCE.search(text):
+        text = _QUOTED.sub("", text)
     # A prompt may have opened the thought, or the fence.
     ended = [match.end() for match in _THOUGHT_END.finditer(text)]
     return text[ended[-1] :] if ended else text
@@ -142,8 +167,7 @@ def _behind_its_preamble(statement: str, text: str) -> str:
     if own.imports or own.is_prelude:
         return text
     declared = [*_DECLARED.finditer(statement)]
-    theirs = {match[1] for match in _DECLARED.finditer(text)}
-    first = next((each for each in declared if each[1] in theirs), None)
+    first = next((each for each in declared if each[1] in _declared(text)), None)
     header = split_header(statement).text
     before = statement[: first.start()] if first is not None else header
     before = before[: _MODIFIERS.search(before).start()]  # type: ignore[union-attr]
@@ -181,8 +205,7 @@ def is_whole(statement: str, text: str) -> bool:
     """Returns whether a text declares the same as the statement, and is no proof alone."""
     if split_header(text).imports:
         return True
-    names = {match[1] for match in _DECLARED.finditer(statement)}
-    return any(match[1] in names for match in _DECLARED.finditer(text))
+    return bool(_declared(statement) & _declared(text))
 
 
 def open_definitions(statement: str) -> tuple[str, ...]:
@@ -236,6 +259,8 @@ def with_proof(statement: str, proof: str) -> str:
     if proof.lstrip().startswith(":="):
         proof = proof.lstrip().removeprefix(":=")
     proof = proof.strip("\n").rstrip()
+    if (rest := behind.strip()) and proof.endswith(f"\n{rest}"):
+        proof = proof.removesuffix(rest).rstrip()
     opened = re.search(r"\bby\s*\Z", before)
     if match := re.match(r"\s*by\b(?!\s*(?:--|/-))", proof):
         if not opened:
