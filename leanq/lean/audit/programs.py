@@ -40,6 +40,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from leanq.lean.syntax import split_header
+
 # A character behind a word makes another identifier of it. One before it does not: Lean reads
 # `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
 _AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])"
@@ -289,10 +291,22 @@ def _of_libraries(code: str, found: Evaluators) -> str | None:
                 ending = re.escape(word) + ending
             if re.search(ending, code):
                 return word
+    head = _imports(code) if found.unseen else ""
     for library in found.unseen:
-        if re.search(rf"import\s[^\n]*(?<![\w.]){re.escape(library)}(?!\w)", code):
+        if re.search(rf"(?<![\w.]){re.escape(library)}(?!\w)", head):
             return f"import {library}"
     return None
+
+
+def _imports(code: str) -> str:
+    """Returns a text up to the line where its imports end: a name may stand on another line than
+    its `import`."""
+    header = split_header(code)
+    return (
+        code[: header.end_offset] + code[header.end_offset :].partition("\n")[0]
+        if header.imports
+        else ""
+    )
 
 
 def _attribute(code: str, evaluating: Collection[str]) -> str | None:

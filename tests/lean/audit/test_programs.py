@@ -226,6 +226,10 @@ def test_words_of_the_environments_own() -> None:
     assert runs_programs("theorem t : p := by mine (myField := true)", own) is None
     assert runs_programs("import Mathlib Hidden.A", own) == "import Hidden"
     assert runs_programs("import Hiddens", own) is None
+    for between in ("\n\n", " /- its\nname -/\n", " -- Hiddens\n", " all\n\n", "\n«"):
+        code = f"import Mathlib\nimport{between}Hidden{'»' * between.count('«')}.A\n\ndef f := 1\n"
+        assert runs_programs(code, own) == "import Hidden"
+    assert runs_programs("import Mathlib\n\ntheorem Hidden.t : p := q", own) is None
 
 
 def test_the_word_is_shown_whole() -> None:
