@@ -403,8 +403,8 @@ class Judges:
         """Returns which names may mean something else in the environment than to the kernel."""
         library = _library(self._environment)
         found = await self._asked(library, [], {"op": "names"}, _SELF_TEST_LIMITS)
-        if found.unavailable or found.limit:
-            return found.unavailable or found.limit
+        if why := found.unavailable or found.limit or found.text:
+            return why
         said = "; ".join(f"{name} ({why})" for name, why in found.unsettled.items())
         return said and (
             "the judge's kernel takes for granted what some names mean, and this library's may "

@@ -29,7 +29,8 @@ KERNEL_NAMES: frozenset[Name] = frozenset(tuple(name.split(".")) for name in _KE
 """Names that some kernel computes with, or takes to mean something."""
 
 # The equations of each function: variables, hypotheses behind `|`, two sides, and a proof; without
-# one, both sides are the same by computation. Variables are natural numbers. A function has one
+# one, both sides are the same by computation. Variables are natural numbers. `ZERO` takes one and
+# gives zero, since the kernel's arithmetic helps wherever no variable stands. A function has one
 # block for each way in which a library may state the equations, and one block has to hold.
 _EQUATIONS = """
 Nat.pred
@@ -48,12 +49,12 @@ Nat.pow
   n : Nat.pow n Nat.zero = Nat.succ Nat.zero
   n m : Nat.pow n (Nat.succ m) = Nat.mul (Nat.pow n m) n
 Nat.beq
-  : Nat.beq Nat.zero Nat.zero = Bool.true
+  n : Nat.beq (ZERO n) (ZERO n) = Bool.true
   m : Nat.beq Nat.zero (Nat.succ m) = Bool.false
   n : Nat.beq (Nat.succ n) Nat.zero = Bool.false
   n m : Nat.beq (Nat.succ n) (Nat.succ m) = Nat.beq n m
 Nat.ble
-  : Nat.ble Nat.zero Nat.zero = Bool.true
+  n : Nat.ble (ZERO n) (ZERO n) = Bool.true
   m : Nat.ble Nat.zero (Nat.succ m) = Bool.true
   n : Nat.ble (Nat.succ n) Nat.zero = Bool.false
   n m : Nat.ble (Nat.succ n) (Nat.succ m) = Nat.ble n m
@@ -207,14 +208,21 @@ def _equation(line: str) -> _Equation:
 
 def _differs(kernel: Kernel, name: str) -> str:
     """Returns how a data type of the library differs from the kernel's own, or ""."""
-    if not _is_there(kernel, name):
+    # The kernel looks at the name of each part alone, whatever else is there.
+    if not any(_is_there(kernel, part) for part in _MADE[name].split()):
         return "the library has no such type" if name in ("Eq", "Nat", "Bool") else ""
     library = kernel.env
     terms = _Terms(kernel)
-    levels = {each: _level_of(kernel, each) for each in ("Eq", "List") if _is_there(kernel, each)}
+    needs = ("Eq", "Quot") if name == "Quot" else (name,)
+    levels = {}
+    for each in needs:
+        if not _is_there(kernel, each):
+            return f"the library has only a part of it, without {each}"
+        if each in ("Eq", "List"):
+            levels[each] = _level_of(kernel, each)
     try:
         kernel.import_header([], [])
-        for each in ("Eq", "Quot") if name == "Quot" else (name,):
+        for each in needs:
             kernel.add(terms.declaration(each, levels))
         made: list[Name] = [tuple(each.split(".")) for each in _MADE[name].split()]
         own = {each: kernel.find(kernel.name(each)) for each in made}
@@ -322,6 +330,9 @@ class _Terms:
             return self._variable(len(scope) - 1 - [*scope].index(token))
         if token.isdecimal():
             return int(kernel.lit(kernel.construct(0, kernel.nat(int(token)))))
+        if token == "ZERO":
+            number, zero = self._atom("Nat", ()), self._atom("Nat.zero", ())
+            return self.binders([number], zero, is_type=False)
         levels = [self._level(_LEVELS[token])] if token in _LEVELS else []
         return int(kernel.const(kernel.name(token.split(".")), kernel.list(levels)))
 

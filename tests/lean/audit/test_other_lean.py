@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -188,14 +189,32 @@ async def test_what_is_wrong_for_other_reasons_is_no_matter_of_kernels(driver: L
     assert said(reply)[:2] == ("rejected", "statement_differs"), reply.messages
 
 
+@pytest.mark.parametrize(
+    ("name", "was", "becomes"),
+    [
+        ("Nat.shiftRight", "fun _ ih => Nat.div ih 2", "fun _ ih => Nat.div ih 3"),
+        # On numbers the kernel computes by itself what it is asked to prove.
+        (
+            "Nat.beq",
+            "fun m => Nat.rec (motive := fun _ => Bool) true",
+            "fun m => Nat.rec (motive := fun _ => Bool) false",
+        ),
+        (
+            "Nat.ble",
+            "(motive := fun _ => Nat → Bool) (fun _ => true)",
+            "(motive := fun _ => Nat → Bool) (fun m => m.rec false fun _ _ => true)",
+        ),
+    ],
+)
 @of_module
-async def test_a_library_that_means_something_else_is_unjudged(tmp_path: Path) -> None:
+async def test_a_library_that_means_something_else_is_unjudged(
+    tmp_path: Path, name: str, was: str, becomes: str
+) -> None:
     core = CORE.read_text()
-    was, becomes = "fun _ ih => Nat.div ih 2", "fun _ ih => Nat.div ih 3"
     assert core.count(was) == 1
     program = other_lean(tmp_path / "toolchain", core=core.replace(was, becomes))
     why = await fault(open_other(program, tmp_path / "cache"))
-    assert "may mean something else: Nat.shiftRight (" in why
+    assert f"may mean something else: {name} (" in why
 
 
 @of_module
@@ -204,6 +223,25 @@ async def test_a_name_that_nothing_settles_makes_the_environment_unjudged(tmp_pa
     program = other_lean(tmp_path / "toolchain", init=init)
     why = await fault(open_other(program, tmp_path / "cache"))
     assert "Nat.gcd (not proved of it: Nat.gcd (Nat.succ n) m = " in why
+
+
+@of_module
+async def test_names_that_the_judge_cannot_look_at_are_not_settled(
+    other: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Judges._asked
+
+    async def denied(*asks: Any) -> Judgement:
+        if asks[3]["op"] == "names":
+            return Judgement(rule="kernel_refused", text="it is damaged")
+        return await asked(*asks)
+
+    monkeypatch.setattr(Judges, "_asked", denied)
+    judges = Judges(other, slots=1, prints=False)
+    try:
+        assert await judges.self_test() == "it is damaged"
+    finally:
+        await judges.close()
 
 
 @of_module
@@ -915,6 +953,41 @@ os._exit(0)
 
 def test_a_type_of_texts_that_nothing_makes_of_characters_is_unsettled() -> None:
     assert said_by_kernel(_EMPTY).splitlines() == ["{}", "String"]
+
+
+# The kernel computes with these names wherever one is, and takes the others to be there.
+_PARTLY = """
+import os, sys
+from leanq.lean.audit.kernel import Kernel
+from leanq.lean.audit.known_names import _Terms, unsettled
+kernel = Kernel(sys.argv[2:])
+kernel.import_header([], [])
+terms = _Terms(kernel)
+given, *names = sys.argv[1].split()
+for each in given.split(","):
+    kernel.add(terms.declaration(each, {"Eq": ("u",)}))
+kernel.mark_persistent(kernel.env)
+library = kernel.env
+for name in names:
+    kernel.env = library
+    type_ = kernel.sort(kernel.level_succ(kernel.level_zero(1)))
+    made = kernel.axiom_val(kernel.name(name.split(".")), kernel.list([]), type_, 0)
+    kernel.add(kernel.construct(0, made))
+    print(*unsettled(kernel))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "unsettled"),
+    [
+        ("Nat,Bool,Eq", ["Quot.mk", "Quot.lift", "Quot", "List.rec"], ["Quot"] * 3 + ["List"]),
+        ("Nat,Bool", ["Quot"], ["Eq Quot"]),
+    ],
+)
+def test_a_part_of_a_type_is_unsettled(given: str, names: list[str], unsettled: list[str]) -> None:
+    assert said_by_kernel(_PARTLY, " ".join([given, *names])).splitlines() == unsettled
 
 
 # Asks the kernel, for each word near those that it knows, whether it computes with a function of
