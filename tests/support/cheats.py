@@ -43,10 +43,12 @@ def open_libraries(
 
     ``lean`` is the value of ``--lean``, if it is not the wheel's.
     """
-    for source in (CHEATS / "library").glob("*.lean"):
+    variables = core.process_env()
+    variables["LEAN_PATH"] += f":{folder}"
+    for source in sorted((CHEATS / "library").glob("*.lean")):
         copy = folder / source.name
         copy.write_text(source.read_text())
         command = (*core.toolchain.command, "-o", f"{source.stem}.olean", source.name)
-        subprocess.run(command, env=core.process_env(), cwd=folder, check=True, timeout=60)
+        subprocess.run(command, env=variables, cwd=folder, check=True, timeout=60)
         copy.unlink()
     return open_environment("cheats", folder, lean=lean, cache=cache, environ={})

@@ -66,35 +66,48 @@ def check_imports(image: Image, expected: frozenset[Name], *, is_module: bool) -
 
 
 def check_reserved(
-    image: Image, constants: dict[Name, Raw], declaring: Callable[[Name], Image | None]
+    image: Image,
+    constants: dict[Name, Raw],
+    library: Callable[[Name], Image | None],
+    imported: Callable[[Name], Image | None],
 ) -> None:
     """Raises `DeniedError` for a name that the kernel knows and that is not the library's own.
 
     A definition is the library's own only if everything it refers to is, too: `Nat.sub` means
-    something else on another `Nat.pred`. The names of universe parameters do not matter.
+    something else on another `Nat.pred`, of the text or of another module. The names of universe
+    parameters do not matter.
 
     Args:
-        declaring: reads the module of the library that declares a name.
+        library: reads the module of the library that declares a name.
+        imported: reads the module behind the text's header that does; the library's image is the
+            same object in both.
     """
     known = sorted(constants.keys() & KERNEL_NAMES, key=str)
     if not known:
         return
     interner = Interner()
-    ours = View(interner, image)
-    views: dict[int, View] = {}
+    views: dict[int, View] = {id(image): View(interner, image)}
     seen = set(known)
     todo = [(name, name) for name in known]
     while todo:
         name, first = todo.pop()
-        library = declaring(name)
-        if library is None:
-            raise _reserved(name, first, "the library has no such constant")
-        raw = library.constants({name})[name]
-        view = views.setdefault(id(library), View(interner, library))
-        pairs = zip(_ASPECTS, ours.whole(constants[name]), view.whole(raw), strict=True)
-        if different := [aspect for aspect, mine, theirs in pairs if mine != theirs]:
-            raise _reserved(name, first, f"it differs from the library's in {different[0]}")
-        reached = (library.references(raw) & constants.keys()) - seen
+        ours = image if name in constants else imported(name)
+        theirs = library(name)
+        if ours is not None and ours is theirs:
+            continue  # what it refers to is the library's as well
+        if ours is None or theirs is None:
+            where = "the library" if theirs is None else "the header"
+            raise _reserved(name, first, f"{where} has no such constant", name in constants)
+        raws = [each.constants({name})[name] for each in (ours, theirs)]
+        wholes = [
+            views.setdefault(id(each), View(interner, each)).whole(raw)
+            for each, raw in zip((ours, theirs), raws, strict=True)
+        ]
+        pairs = zip(_ASPECTS, *wholes, strict=True)
+        if different := [aspect for aspect, mine, other in pairs if mine != other]:
+            why = f"it differs from the library's in {different[0]}"
+            raise _reserved(name, first, why, name in constants)
+        reached = theirs.references(raws[1]) - seen
         seen |= reached
         todo += ((each, first) for each in reached)
 
@@ -308,10 +321,11 @@ def _refusal(name: Name, text: str) -> str:
     return f"Lean's kernel does not accept {display(name)}: {text}"
 
 
-def _reserved(name: Name, known: Name, why: str) -> DeniedError:
+def _reserved(name: Name, known: Name, why: str, is_own: bool) -> DeniedError:
     through = "" if name == known else f", which leads to {display(name)}"
+    has = "declares" if is_own else "imports another"
     return DeniedError(
         "reserved_name",
-        f"the kernel knows {display(known)} by its name{through}. This text declares "
+        f"the kernel knows {display(known)} by its name{through}. This text {has} "
         f"{display(name)}, and {why}: import the library's {display(name)}, or choose other names",
     )

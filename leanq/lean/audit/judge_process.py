@@ -132,7 +132,7 @@ class _Bench:
         check_imports(image, frozenset(self.modules), is_module=self.is_module)
         if self.kernel is None:
             return constants, None
-        check_reserved(image, constants, self._declaring(self.kernel))
+        check_reserved(image, constants, *self._declaring(self.kernel))
         renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
         return constants, Judge(self.kernel, image, constants, renamed)
 
@@ -261,20 +261,25 @@ class _Bench:
     def _hidden_names(self, kernel: Kernel, constants: Collection[Name]) -> list[Name]:
         return hidden_names(kernel, constants, lambda: kernel.visible(self.modules))
 
-    def _declaring(self, kernel: Kernel) -> Callable[[Name], Image | None]:
-        """Reads the module of the environment's library that declares a name."""
-        homes = cache(lambda: kernel.homes(self.library))
+    def _declaring(self, kernel: Kernel) -> list[Callable[[Name], Image | None]]:
+        """Returns what reads the module of the environment's library that declares a name, and what
+        reads the header's."""
         read = cache(lambda path: open_image(read_parts(path, follows=True)))
 
-        def declaring(name: Name) -> Image | None:
-            try:
-                path = find_module(homes()(name), self.path)
-                library = None if path is None else read(path)
-            except (AuditError, KernelUnavailableError):
-                return None
-            return library if library and library.constants({name}) else None
+        def reader(find: Callable[[], Callable[[Name], Name]]) -> Callable[[Name], Image | None]:
+            homes = cache(find)
 
-        return declaring
+            def declaring(name: Name) -> Image | None:
+                try:
+                    path = find_module(homes()(name), self.path)
+                    found = None if path is None else read(path)
+                except (AuditError, KernelUnavailableError):
+                    return None
+                return found if found and found.constants({name}) else None
+
+            return declaring
+
+        return [reader(lambda: kernel.homes(self.library)), reader(kernel.homes)]
 
 
 def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) -> set[Name]:

@@ -413,17 +413,17 @@ class Kernel(Objects):
         """
         return int(self._kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
 
-    def homes(self, modules: Iterable[tuple[str, ...]]) -> Callable[[Iterable[str | int]], Name]:
-        """Returns the module that declares a constant among these modules' imports; () if none
-        does.
+    def homes(self, modules: Iterable[tuple[str, ...]] = ()) -> Callable[[Name], Name]:
+        """Returns the module that declares a constant among these modules' imports, or among the
+        header's; () if none does.
 
         Raises:
             KernelUnavailableError: there is no such module, or it cannot be loaded.
         """
-        imported = self._imported(modules, _EVERYTHING)
+        imported = self._imported(modules, _EVERYTHING) if modules else self.imports
         names = self._all_modules(imported)
 
-        def home(name: Iterable[str | int]) -> Name:
+        def home(name: Name) -> Name:
             wanted = self.name(name)
             for each in (imported, wanted):  # this function may consume it
                 retain(each)
