@@ -18,10 +18,11 @@ from leanq.commands.worker import environments, named_environments
 from leanq.errors import UsageError
 from leanq.fleet.shown import columns, printable
 from leanq.fleet.stats import fingerprints_of
-from leanq.lean.audit.evaluators import LEANS_OWN, evaluators
+from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.programs import Evaluators
 from leanq.lean.environment import Environment, open_environment, pack_environment
+from leanq.lean.toolchain import LEANS_OWN
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.operator_queue import every_queue, look, set_alias
 from leanq.queue.results import Status

@@ -7,6 +7,8 @@ exactly if Lean answers alike on both. It is the BLAKE2b-256 hash of
   platform; the options; the header of texts that have none,
 - for each folder of the search path, in order: the relative path and content of every compiled
   module in it; never an absolute path or a time,
+- the same of modules in Lean's own folder that do not come with Lean, if there are any; and the
+  libraries that a folder hides without having them,
 - for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources: a
   project with other sources is another environment, compiled or not.
 
@@ -27,20 +29,21 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError, to_install
-from leanq.lean.audit.olean import find_module
+from leanq.lean.audit.olean import find_folder, find_module
 from leanq.lean.baked_hashes import baked
-from leanq.lean.files import File, compiled_modules, files_below
+from leanq.lean.files import File, compiled_modules, files_below, library_of
 from leanq.lean.hashes import content_hashes, hash_bytes, make_folders
 from leanq.lean.packs import Manifest, toolchain_files, unpacked, write_pack
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
+    LEANS_OWN,
     Toolchain,
     ask,
     find_toolchain_and_path,
@@ -301,9 +304,16 @@ class _Scan(NamedTuple):
     folders: list[list[File]]
     """Yields the compiled modules of each folder of the search path, then the project's own
     files."""
+    beside: list[File]
+    """The compiled modules that stand in Lean's own folder and are none of Lean's own."""
+    hidden: list[str]
+    """The libraries that a folder without a module of theirs hides: Lean looks in no further
+    one."""
+    links: list[tuple[str, int, int]]
+    """The links on the way to the folders, as they were made: one may lead elsewhere and back."""
 
     def files(self) -> list[File]:
-        return [file for folder in self.folders for file in folder]
+        return [file for folder in (*self.folders, self.beside) for file in folder]
 
     def stamp(self) -> str:
         return hash_bytes(repr(self).encode()).hex()
@@ -312,15 +322,38 @@ class _Scan(NamedTuple):
 def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | None) -> _Scan:
     # As for Lean, a library that is not compiled yet is an empty folder of the search path.
     folders = [compiled_modules(folder) if folder.is_dir() else [] for folder in search_path]
+    own, beside = toolchain.library, list[File]()
+    if own is not None and own.is_dir():
+        beside = compiled_modules(own, LEANS_OWN)
+    hidden = _hidden(search_path, folders, beside)
     if project is not None:
         # A project's manifest and compiled modules stand for its packages.
-        own = files_below(
+        sources = files_below(
             str(project),
             _PROJECT_FILES,
             lambda name: not name.startswith(".") and name != "lake-packages",
         )
-        folders.append(sorted(own))
-    return _Scan(File.at(toolchain.program), folders)
+        folders.append(sorted(sources))
+    return _Scan(File.at(toolchain.program), folders, beside, hidden, [*_links(search_path)])
+
+
+def _hidden(
+    search_path: Sequence[Path], folders: Sequence[Sequence[File]], beside: Sequence[File]
+) -> list[str]:
+    known = [{library_of(file.name) for file in files} for files in folders]
+    found = []
+    for library in sorted(LEANS_OWN.union(*known, map(library_of, (f.name for f in beside)))):
+        folder = find_folder(library, search_path)
+        if folder is not None and library not in known[(at := search_path.index(folder))]:
+            found.append(f"{at} {library}")
+    return found
+
+
+def _links(search_path: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
+    for path in dict.fromkeys(each for folder in search_path for each in (folder, *folder.parents)):
+        if path.is_symlink():
+            status = path.lstat()
+            yield str(path), status.st_ino, status.st_ctime_ns
 
 
 def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
@@ -351,10 +384,14 @@ def _fingerprint(
     add("lean", toolchain.version, toolchain.commit)
     add("options", *options)
     add("header", header)
-    for folder in scan.folders:
-        add("folder", str(len(folder)))
+    folders = [("folder", folder) for folder in scan.folders]
+    folders += [("beside", scan.beside)] if scan.beside else []
+    for kind, folder in folders:
+        add(kind, str(len(folder)))
         for file in folder:
             add(file.name, hashes[file.path])
+    if scan.hidden:
+        add("hidden", *scan.hidden)
     return digest.hexdigest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +35,19 @@ class File(NamedTuple):
         return cls.of("", str(path), os.stat(path))
 
 
-def compiled_modules(folder: Path) -> list[File]:
-    """Returns the files of compiled modules below a folder; raises OSError."""
-    return sorted(files_below(str(folder), _MODULE_PARTS, lambda _: True))
+def compiled_modules(folder: Path, leave_out: Collection[str] = ()) -> list[File]:
+    """Returns the files of compiled modules below a folder, except those of some libraries; raises
+    OSError."""
+    found = files_below(str(folder), _MODULE_PARTS, lambda _: True, leave_out=leave_out)
+    return sorted(found)
+
+
+def library_of(name: str) -> str:
+    """Returns the first part of a module's name, by its file's name below a folder."""
+    first = name.partition("/")[0]
+    for part in _MODULE_PARTS if first == name else ():
+        first = first.removesuffix(part)
+    return first
 
 
 def files_below(
@@ -46,6 +56,7 @@ def files_below(
     enter: Callable[[str], bool],
     prefix: str = "",
     above: frozenset[tuple[int, int]] = frozenset(),
+    leave_out: Collection[str] = (),
 ) -> Iterator[File]:
     """Yields the files below a folder whose names end so; follows links, as Lean does.
 
@@ -55,6 +66,7 @@ def files_below(
         enter: returns whether to enter a folder of this name.
         prefix: of the names that the files get.
         above: the folders on the way here, by device and inode.
+        leave_out: libraries whose files are left out.
 
     Raises:
         OSError: a folder cannot be read.
@@ -66,6 +78,8 @@ def files_below(
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name
+            if not prefix and (entry.name in leave_out or library_of(entry.name) in leave_out):
+                continue
             if entry.is_dir():
                 if enter(entry.name):
                     yield from files_below(entry.path, endings, enter, f"{name}/", above | {here})

@@ -40,6 +40,9 @@ log = logging.getLogger("leanq.worker")
 
 Source = Literal["option", "LEANQ_LEAN", "lake", "PATH", "wheel"]
 
+LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc"})
+"""The libraries that come with Lean."""
+
 LAUNCHER = Path(__file__).resolve().parent / "data" / "lean_launcher.py"
 
 # Long: when first asked, elan's proxy may download a toolchain, and lake packages.

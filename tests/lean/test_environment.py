@@ -115,6 +115,11 @@ DIFFERENT: dict[str, Callable[[Site], object]] = {
     "the manifest": lambda site: site.write("project/lake-manifest.json", '{"version": 7}'),
     "the lakefile": lambda site: site.write("project/lakefile.toml", 'name = "q"'),
     "the toolchain file": lambda site: site.write("project/lean-toolchain", "nightly"),
+    "a library beside Lean's own": lambda site: site.write("toolchain/lib/lean/Own/A.olean", ""),
+    "an empty folder that hides a library": lambda site: (site.root / "packages/a/lib/P").mkdir(),
+    "an empty folder that hides one of Lean's own": lambda site: (
+        site.root / "packages/a/lib/Std"
+    ).mkdir(),
     "the version of Lean": lambda site: site.set_version("4.20.1", "abc123"),
     "the commit of Lean": lambda site: site.set_version("4.20.0", "abc124"),
 }
@@ -122,6 +127,7 @@ SAME: dict[str, Callable[[Site], object]] = {
     "a build log": lambda site: site.write("packages/a/lib/A.trace", "3"),
     "a hidden file": lambda site: site.write("project/.lake/packages/x/X.lean", ""),
     "the toolchain's own library": lambda site: site.write("toolchain/lib/lean/Init.olean", "?"),
+    "an empty folder that hides nothing": lambda site: (site.root / "project/build/A").mkdir(),
     "a lock of Emacs": lambda site: (site.root / "project/.#P.lean").symlink_to("me@host:1"),
 }
 
@@ -165,6 +171,8 @@ CHANGED: dict[str, Callable[[Site], object]] = {
     "a module": lambda site: site.write(A, "A"),
     "a source": lambda site: site.write("project/New.lean", ""),
     "the toolchain": lambda site: site.set_version("4.20.10", "abc123"),
+    "a library beside Lean's own": lambda site: site.write("toolchain/lib/lean/Own.olean", ""),
+    "a folder that hides a library": lambda site: (site.root / "packages/a/lib/P").mkdir(),
     "a lost folder": lambda site: shutil.rmtree(site.root / "packages"),
     "a lost toolchain": lambda site: shutil.rmtree(site.root / "toolchain"),
 }
@@ -176,6 +184,21 @@ def test_changed_after(site: Site, change: Callable[[Site], object]) -> None:
     assert not environment.changed()
     change(site)
     assert environment.changed()
+
+
+def test_a_link_that_led_elsewhere_meanwhile_counts_as_changed(site: Site) -> None:
+    """What was imported meanwhile, and is kept, is of other files."""
+    (site.root / "links").mkdir()
+    link = site.root / "links" / "a"
+    link.symlink_to(site.root / "packages/a")
+    site.search_path[0] = "links/a/lib"
+    environment = site.open()
+    assert not environment.changed()
+    for to in ("project", "packages/a"):
+        link.unlink()
+        link.symlink_to(site.root / to)
+    assert environment.changed()
+    assert site.open().fingerprint == environment.fingerprint
 
 
 def test_touched_module_counts_as_changed_and_has_the_same_fingerprint(site: Site) -> None:

@@ -45,9 +45,8 @@ from leanq.lean.audit.programs import Evaluators, is_word
 from leanq.lean.audit.survey import reachable
 from leanq.lean.environment import Environment
 from leanq.lean.hashes import hash_bytes, keep, read_kept
+from leanq.lean.toolchain import LEANS_OWN
 
-LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc"})
-"""The libraries that come with Lean."""
 # Lean's functions that evaluate a term or a constant, now or later.
 _EVALUATES = re.compile(
     r"eval(?:Const|Decl|Expr|Term|SyntaxConstant|ParserConst|WidgetInstance|Module"
@@ -119,7 +118,8 @@ def evaluators(environment: Environment) -> Evaluators:
 
 
 def _evaluators(environment: Environment) -> Evaluators:
-    folders = environment.search_path
+    # A toolchain's own folder may have more than Lean's own libraries.
+    folders = environment.folders()
     if environment.toolchain.source == "wheel":
         folders = folders[:-1]  # leanq's own Core
     if not any(_modules(folders)):
@@ -179,9 +179,7 @@ def _modules(
     folders: Sequence[Path], leave_out: Collection[str] = LEANS_OWN
 ) -> Iterator[tuple[Name, Path]]:
     """Yields the modules of a search path as Lean finds them, except those of some libraries."""
-    for name, path in modules_of(folders):
-        if name[0] not in leave_out:
-            yield name, Path(path)
+    return ((name, Path(path)) for name, path in modules_of(folders, leave_out))
 
 
 def _opened(path: Path) -> Image:

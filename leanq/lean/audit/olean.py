@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,11 +91,13 @@ def find_folder(first: str, folders: Sequence[Path]) -> Path | None:
     return None
 
 
-def modules_of(folders: Sequence[Path]) -> Iterator[tuple[Name, str]]:
-    """Yields each module of a search path with its compiled file, as Lean finds it; raises
-    OSError."""
+def modules_of(
+    folders: Sequence[Path], leave_out: Collection[str] = ()
+) -> Iterator[tuple[Name, str]]:
+    """Yields each module of a search path with its compiled file, as Lean finds it, except those of
+    some libraries; raises OSError."""
     there = [folder for folder in folders if folder.is_dir()]
-    files = [file.path for folder in there for file in compiled_modules(folder)]
+    files = [file.path for folder in there for file in compiled_modules(folder, leave_out)]
     return find_modules(folders, files)
 
 

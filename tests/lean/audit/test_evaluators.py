@@ -201,6 +201,20 @@ def test_what_was_found_is_kept_under_the_fingerprint(lean: Lean, library: Path)
     assert evaluators(core) == Evaluators()
 
 
+def test_a_library_in_leans_own_folder_is_looked_into(
+    lean: Lean, library: Path, tmp_path: Path
+) -> None:
+    core = open_environment("core", None, cache=lean.folder / "cache", environ={})
+    folder = tmp_path / "lib" / "lean"
+    (folder / "Lean").mkdir(parents=True)
+    for path in library.glob("*.olean"):
+        (folder / path.name).symlink_to(path)
+    (folder / "Lean" / "Damaged.olean").write_bytes(b"olean")
+    toolchain = replace(core.toolchain, source="option", prefix=tmp_path)
+    found = evaluators(replace(core, toolchain=toolchain, search_path=(), cache=tmp_path))
+    assert ("trace" in found.words, found.unseen) == (True, {})
+
+
 @pytest.mark.slow
 async def test_no_hidden_module_tells_what_a_text_may_do(
     lean: Lean, site: Site, library: Path, tmp_path: Path

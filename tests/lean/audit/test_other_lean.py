@@ -229,7 +229,7 @@ async def test_a_name_that_nothing_settles_makes_the_environment_unjudged(tmp_pa
 async def test_names_that_the_judge_cannot_look_at_are_not_settled(
     other: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Judges._asked
+    asked = Judges._asked  # noqa: SLF001 - no library that Lean takes ends so
 
     async def denied(*asks: Any) -> Judgement:
         if asks[3]["op"] == "names":
