@@ -275,3 +275,10 @@ async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gatew
     """A gateway in front of the test's queue and its one worker."""
     async with new_gateway(settings) as opened:
         yield opened
+
+
+@pytest.fixture
+def loose_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)

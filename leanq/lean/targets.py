@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
-from leanq.lean.hashes import hash_bytes
+from leanq.lean.hashes import hash_bytes, is_ours
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
 from leanq.lean.snapshots.cache import Manifest, SnapshotCache
@@ -34,10 +35,10 @@ from leanq.queue.requests import Request
 
 _KEPT_BYTES = 64 << 20
 # Raise it when the format on disk changes.
-_VERSION = "leanq-target-1"
+_VERSION = "leanq-target-2"
 _MOST_SALTS = 100
 
-_DECODER = msgspec.msgpack.Decoder(tuple[list[bytes], tuple[str, str]])
+_DECODER = msgspec.msgpack.Decoder(tuple[str, list[bytes], tuple[str, str]])
 
 
 class _Compiled(NamedTuple):
@@ -178,23 +179,29 @@ class Targets:
         return f"{errors[0].text if errors else outcome.verdict:.2000}"
 
     def _load(self, key: str) -> _Compiled | None:
-        """Returns the target from this machine's disk; None if it is missing or damaged."""
+        """Returns the target from this machine's disk; None if it is missing or damaged, or if
+        another user could have put it there."""
         found = self._cache.find(key) if self._cache else None
         if found is None:
             return None
         path, manifest = found
         try:
-            data = path.read_bytes()
+            with path.open("rb") as opened:
+                if not is_ours(os.fstat(opened.fileno())):
+                    return None
+                data = opened.read()
         except OSError:
             return None  # another worker has made room
         if hash_bytes(data) != manifest.digest:
             return None
-        return _Compiled.of(*_DECODER.decode(data))
+        of, file, ending = _DECODER.decode(data)
+        # Who can write to the folder may rename a target, and need not write one.
+        return _Compiled.of(file, ending) if of == key else None
 
     def _save(self, key: str, compiled: _Compiled) -> None:
         if self._cache is None:
             return
-        data = msgspec.msgpack.encode((compiled.file, compiled.ending))
+        data = msgspec.msgpack.encode((key, compiled.file, compiled.ending))
         with self._cache.bringing(len(data)) as file, contextlib.suppress(OSError):
             if file is not None:
                 file.write_bytes(data)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -190,13 +189,6 @@ def test_a_folder_that_others_may_write_to_is_refused(pack: Path, tmp_path: Path
     folder.symlink_to(tmp_path)
     with pytest.raises(ToolchainError, match="other users can write to"):
         opened(pack, tmp_path)
-
-
-@pytest.fixture
-def loose_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 @pytest.mark.usefixtures("loose_umask")

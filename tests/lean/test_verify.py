@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from support.sites import Site
 
+from leanq.lean.audit.olean import open_image
 from leanq.lean.check import Target
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
@@ -246,6 +248,41 @@ async def test_a_target_is_compiled_once_for_all_workers_of_a_machine(
         cached.chmod(0o644)
         cached.write_bytes(b"x" + cached.read_bytes()[1:])
         assert (await compiled()).ending != one.ending
+    finally:
+        await lean.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("loose_umask")
+async def test_a_target_that_others_could_have_put_there_is_compiled_anew(
+    site: Site, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    lean = Lean(site.core, slots=1)
+
+    async def compiled(statement: str) -> Target:
+        target = f"{PRELUDE}theorem t : {statement} := sorry\n"
+        targets = Targets(lean, SnapshotCache(folder, 64 << 20))
+        return await targets.of_request(Request(op="verify", code="-- t", target=target))
+
+    try:
+        true, false = await compiled("True"), await compiled("False")
+        folders = [path for path in folder.rglob("*") if path.is_dir()]
+        assert [path for path in folders if path.stat().st_mode & 0o022] == []
+        one, two = (folder / "entries").iterdir()
+        # Who can write to the folder can rename what is there, whoever owns it.
+        for was, becomes in ((one, folder / "x"), (two, one), (folder / "x", two)):
+            was.rename(becomes)
+        for statement, before in (("True", true), ("False", false)):
+            found = await compiled(statement)
+            assert found.ending not in (true.ending, false.ending)
+            names = [open_image(each.file).constants().keys() for each in (found, before)]
+            assert len(names[0] & names[1]) == 1
+        shutil.rmtree(folder)
+        before = await compiled("True")
+        [cached] = (folder / "entries").rglob("snapshot")
+        cached.chmod(0o666)
+        assert (await compiled("True")).ending != before.ending
     finally:
         await lean.close()
 

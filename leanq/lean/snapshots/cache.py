@@ -33,7 +33,7 @@ from typing import Any
 
 import msgpack
 
-from leanq.lean.hashes import DIGEST_BYTES, hash_bytes, hash_file
+from leanq.lean.hashes import DIGEST_BYTES, hash_bytes, hash_file, make_folders
 
 MOST_RAW_BYTES = 4 << 30
 """The largest snapshot, uncompressed."""
@@ -108,7 +108,7 @@ class SnapshotCache:
         self._verified: dict[str, tuple[int, ...]] = {}
         with self._disk():
             for place in (self._entries, self._coming, self._inboxes):
-                place.mkdir(parents=True, exist_ok=True)
+                make_folders(place)
             with self._locked():
                 self._make_room(0)
 
@@ -201,7 +201,7 @@ class SnapshotCache:
         folder = self._coming / secrets.token_hex(8)
         with self._locked():
             self._make_room(0)
-            folder.mkdir()
+            folder.mkdir(0o755)
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, handle)
             # Before another process can take it for an abandoned one.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -509,13 +509,6 @@ async def test_images_in_a_folder_that_others_may_write_to_are_not_used(
         assert "other users can write to" in await judges.self_test()
     finally:
         await judges.close()
-
-
-@pytest.fixture
-def loose_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 @of_module
