@@ -38,7 +38,7 @@ from leanq.errors import ToolchainError, to_install
 from leanq.lean.audit.olean import find_folder, find_module
 from leanq.lean.baked_hashes import baked
 from leanq.lean.files import File, compiled_modules, files_below, library_of
-from leanq.lean.hashes import content_hashes, hash_bytes, make_folders
+from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, make_folders
 from leanq.lean.packs import Manifest, toolchain_files, unpacked, write_pack
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
@@ -403,7 +403,7 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
     source = _CORE_SOURCE.read_bytes()
     made = cache / "core" / f"{toolchain.commit}-{hash_bytes(source).hex()[:16]}"
     if (made / "Core.olean").is_file():
-        return made
+        return _checked_core(made)
     try:
         make_folders(made.parent)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=made.parent) as scratch:
@@ -436,6 +436,17 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
         raise ToolchainError(
             f"cannot write {made} ({error.strerror}); name a writable cache folder with LEANQ_CACHE"
         ) from error
+    return _checked_core(made)
+
+
+def _checked_core(made: Path) -> Path:
+    """Returns the folder of Core; raises ToolchainError if another user could have changed it."""
+    for path in (made.parent, made, made / "Core.olean"):
+        if not is_ours(path.stat()):
+            raise ToolchainError(
+                f"other users can write to {path}, which every text may import: delete it, or let "
+                "it be this user's alone, or name another cache folder with LEANQ_CACHE"
+            )
     return made
 
 

@@ -441,6 +441,18 @@ def test_no_umask_lets_others_write_core(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("core")
+def test_core_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    folder = open_environment("core", None, cache=tmp_path, environ={}).search_path[0]
+    for path in (folder.parent, folder, folder / "Core.olean"):
+        mode = path.stat().st_mode
+        path.chmod(0o666 if path.is_file() else 0o777)
+        with pytest.raises(ToolchainError, match=f"other users can write to {path}, which every"):
+            open_environment("core", None, cache=tmp_path, environ={})
+        path.chmod(mode)
+    open_environment("core", None, cache=tmp_path, environ={})
+
+
+@pytest.mark.usefixtures("core")
 def test_core_in_a_cache_that_cannot_be_written() -> None:
     with pytest.raises(ToolchainError, match=r"cannot write .*; name a writable .* LEANQ_CACHE"):
         open_environment("core", None, environ={"LEANQ_CACHE": __file__})
