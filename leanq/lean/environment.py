@@ -72,6 +72,7 @@ class Environment:
             ``import Init`` leads somewhere.
         cache: the folder for files to keep between starts.
         stamp: of its files' names, sizes, times and inodes, as they were found.
+        found: these files, by their paths.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Environment:
     header: str = ""
     cache: Path = field(default=Path(), repr=False, compare=False)
     stamp: str = field(default="", repr=False, compare=False)
+    found: Mapping[str, File] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
@@ -158,6 +160,25 @@ class Environment:
             "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that "
             "is built"
         )
+
+    def has_others(self, header: Header) -> bool:
+        """Returns whether a module that a header names is in another file by now than at opening.
+
+        It looks at these modules' files alone, which takes microseconds. Lake writes a module anew
+        after each module that it imports.
+        """
+        try:
+            for module in header.imports:
+                path = self.find_olean(module)
+                if path is None:
+                    return True
+                parts = (f"{path}{end}" for end in ("", ".server", ".private"))
+                for known in filter(None, map(self.found.get, parts)):
+                    if File.of(known.name, known.path, os.stat(known.path)) != known:
+                        return True
+        except OSError:
+            return True
+        return False
 
     def changed(self) -> bool:
         """Returns whether Lean, the compiled modules or the project's files have changed since
@@ -255,6 +276,7 @@ def open_environment(
         header=header,
         cache=cache,
         stamp=scan.stamp(),
+        found={file.path: file for file in scan.files()},
     )
 
 

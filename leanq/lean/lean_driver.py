@@ -29,8 +29,9 @@ from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
+from leanq.lean.syntax import split_header
 from leanq.lean.targets import Targets
-from leanq.queue.requests import Message, Reply, Request
+from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request
 from leanq.queue.settings import Settings
 from leanq.queue.shard import backoff_s
 from leanq.states import MemoryStates, States
@@ -39,6 +40,9 @@ log = logging.getLogger("leanq.worker")
 
 _CHECK_CHANGES_EVERY_S = 5.0
 _LIBRARIES_TOLD = 50
+# A library that is replaced while a text is read has it read again.
+_READINGS = 3
+_CHANGING = "the library's files change while the text is read; wait until they are built"
 _FORK_RULES = ForkRules()
 _PREFIX_RULES = PrefixRules()
 # Lean says so of tactics and names that its own library would bring.
@@ -182,10 +186,17 @@ class LeanDriver:
                 "comes from the repl driver alone; ask for none, or name another environment"
             )
         started = time.monotonic()
-        reply = await self._answer(answer, request)
-        # A library that is rebuilt or deleted makes no candidate wrong.
-        if reply.reason == "unknown_import" and await self._notice_changes(at_once=True):
+        for _ in range(_READINGS):
+            opened = self.opened
             reply = await self._answer(answer, request)
+            if not await self._is_of_others(opened, request, reply):
+                break
+        else:
+            note = Message("warning", 1, 0, f"leanq: {_CHANGING}")
+            messages = (*reply.messages, note)
+            reply = replace(
+                reply, verdict="unjudged", reason="judge_unavailable", messages=messages
+            )
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":
@@ -194,6 +205,21 @@ class LeanDriver:
             note = Message("error", 1, 0, f"leanq: {why}")
             reply = replace(reply, messages=(*reply.messages, note))
         return replace(reply, wall_s=time.monotonic() - started)
+
+    async def _is_of_others(self, opened: Opened, request: Request, reply: Reply) -> bool:
+        """Returns whether a reply may be about other files than its fingerprint; opens the
+        environment anew if they have changed."""
+        # A library that is rebuilt or deleted makes no candidate wrong.
+        if reply.reason == "unknown_import":
+            return await self._notice_changes(at_once=True)
+        if reply.verdict not in LEAN_VERDICTS or not request.code:
+            return False
+        environment = opened.lean.environment
+        header = split_header(environment.header_for(request.code) + request.code)
+        if self.opened is opened and not await asyncio.to_thread(environment.has_others, header):
+            return False
+        await self._notice_changes(at_once=True)
+        return True
 
     async def _answer(
         self, answer: Callable[[Request], Awaitable[Reply]], request: Request

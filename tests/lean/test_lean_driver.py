@@ -375,6 +375,27 @@ async def test_a_changed_environment_is_noticed(either: Site, library: Library) 
 
 
 @pytest.mark.slow
+async def test_no_verdict_is_about_other_files_than_its_fingerprint(
+    either: Site, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts may be remembered under the fingerprint, and another worker may still serve it."""
+    library.compile("axiom given (p : Prop) (h : p) : p")
+    driver = await either.one(library.open)
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 3600.0)
+    before = library.open().fingerprint
+    library.compile("theorem given (p : Prop) (h : p) : p := h")
+    code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := given p"
+    reply = await driver.run(check(code))
+    assert (reply.verdict, reply.axioms) == ("accepted", ())
+    assert before != reply.fingerprint == library.open().fingerprint
+    # As while it is built.
+    monkeypatch.setattr(Environment, "has_others", lambda *_: True)
+    reply = await driver.run(check(code))
+    assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
+    assert "the library's files change while the text is read" in reply.messages[-1].text
+
+
+@pytest.mark.slow
 async def test_an_environment_that_went_away_is_the_workers_trouble(
     site: Site, library: Library, tmp_path: Path
 ) -> None:
