@@ -330,10 +330,14 @@ async def test_a_target_of_files_that_changed_is_not_kept(site: Site, tmp_path: 
         compile_text(site.core, tmp_path / "Own.lean", folder / "Own.olean")
 
     async def verdict(meaning: str) -> str | None:
+        def opener() -> Environment:
+            return open_environment("own", folder, cache=site.core.cache, environ={})
+
         compile_own("A")
-        environment = open_environment("own", folder, cache=site.core.cache, environ={})
+        opened = [opener()]
         compile_own(meaning)
-        driver = await site.driver(environment, cache=cache)
+        # Its first reading is by the files as they were.
+        driver = await site.open(lambda: opened.pop() if opened else opener(), cache=cache)
         code = "prelude\nimport Own\ntheorem t : B.word := True.intro\n"
         target = "prelude\nimport Own\ntheorem t : word := sorry\n"
         return (await verify(driver, code, target)).verdict
