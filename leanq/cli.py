@@ -29,13 +29,23 @@ from leanq.commands.common import (
 from leanq.errors import LeanQError
 
 # Commands whose file has another name.
-_MODULES = {"resume": "pause"}
+_MODULES = {"resume": "pause", "report": "cost"}
 _FOLDERS = "TMPDIR for what passes, LEANQ_CACHE for what is kept"
 _GROUPS = {
     "Check": ("submit", "verify", "step", "state", "extract", "mcp"),
     "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
     "Data": ("campaign", "export-traces"),
-    "Operate": ("status", "trace", "metrics", "pause", "resume", "tenant", "dead", "reap"),
+    "Operate": (
+        "status",
+        "trace",
+        "report",
+        "metrics",
+        "pause",
+        "resume",
+        "tenant",
+        "dead",
+        "reap",
+    ),
 }
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 

@@ -152,7 +152,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
     ending = {"collect", "states", "snap", "snaps", "chunk"}
     lasting = {
         "stats",
-        "minutes",
+        *("minutes", "accounts", "account"),
         "environments",
         "aliases",
         "fingerprints",

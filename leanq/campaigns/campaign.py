@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ from leanq.campaigns.dataset import Dataset, Fields, Row, open_dataset
 from leanq.campaigns.files import replacing
 from leanq.campaigns.journal import Journal
 from leanq.errors import LeanQError, UsageError
+from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply
 from leanq.trainers.replay_writer import ReplayWriter, earned_by, writer_for
 
@@ -91,6 +93,7 @@ class Campaign:
         *,
         retry: bool = False,
         dataset: Dataset | None = None,
+        name: str = "",
     ) -> End:
         """Checks the rows that are left, and writes the results once all are done.
 
@@ -99,6 +102,7 @@ class Campaign:
                 Lean's.
             dataset: the data, if it is no file, such as a :class:`.RowsDataset`. It has fields of
                 its own, and ``data`` only names it.
+            name: the name under which its cost is counted, instead of that of its results.
 
         Raises:
             BusyError: another coordinator runs the campaign.
@@ -119,7 +123,9 @@ class Campaign:
         settled = partial(self._remember, memory) if memory else None
         journal = Journal(self.out, self.purpose(dataset), retry=retry)
         try:
-            end = await Coordinator(client, dataset, journal, self.plan, observer, settled).run()
+            options: Check = {**self.plan.options, "campaign": name or _name_of(self.out)}
+            plan = replace(self.plan, options=options)
+            end = await Coordinator(client, dataset, journal, plan, observer, settled).run()
             if end == "finished":
                 # First, so that results never lack the file that leads to their texts.
                 self.write_spec()
@@ -171,3 +177,9 @@ class Campaign:
             "options": options,
             "first_success": self.plan.first_success,
         }
+
+
+def _name_of(out: str) -> str:
+    """Returns the name of results as a campaign's name, in characters that names may have."""
+    name = re.sub(r"[^A-Za-z0-9._@+-]", "_", os.path.basename(out))
+    return name.lstrip("._@+-")[:64] or "results"

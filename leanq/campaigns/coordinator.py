@@ -454,4 +454,4 @@ def problem(row: Row) -> str | int:
     return row.id if row.problem is None else row.problem
 
 
-_ECHO_OPTIONS = frozenset({"tenant", "priority", "request_id"})
+_ECHO_OPTIONS = frozenset({"tenant", "priority", "request_id", "campaign"})

@@ -51,7 +51,6 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     assert job is not None
     reporter = _Reporter(job)
     log.info("%s: starts", job.id)
-    tracing.CAMPAIGN.set(job.id)
     try:
         end = asyncio.run(_run(Campaign.of(spec), reporter))
     except BusyError as error:
@@ -92,7 +91,8 @@ async def _run(campaign: Campaign, reporter: _Reporter) -> End:
         )
     async with AsyncLeanQClient(os.environ["LEANQ_URL"]) as client:
         # Results from before the campaign's start are not its own.
-        return await campaign.run(client, reporter, retry=retry and bool(started_with))
+        retry = retry and bool(started_with)
+        return await campaign.run(client, reporter, retry=retry, name=reporter.id)
 
 
 class _Reporter:
@@ -105,6 +105,10 @@ class _Reporter:
         self._started = False
         kept = ("progress", "bad_rows", "warnings", DIGEST)
         job.meta = {name: job.meta[name] for name in kept if name in job.meta}
+
+    @property
+    def id(self) -> str:
+        return self._job.id
 
     def resumes(self, found: Resumed) -> None:
         log.info("%s: resumes: %s", self._job.id, found)

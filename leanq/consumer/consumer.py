@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leanq.consumer.claim_state import ClaimState
@@ -26,7 +26,7 @@ from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue.reaper import reap
-from leanq.queue.results import Renewed, Stop, Times
+from leanq.queue.results import Claimed, Renewed, Settlement, Stop, Times
 from leanq.queue.shard import Shard, backoff_s, new_token
 from leanq.queue.worker_queue import WorkerQueue
 
@@ -216,14 +216,7 @@ class Consumer:
                 settlements=batch,
             )
         pool.call_time.add(time.monotonic() - asked_s)
-        for item, accepted in zip(batch, claimed.accepted, strict=True):
-            held = self.requests.forget(item.request_id)
-            if held and held.trace:
-                held.trace.settled(item.reply, accepted=accepted)
-            if accepted and held:
-                self._times[held.job.environment, item.times] += 1
-            elif not accepted:
-                log.warning("the lease of %s was lost; its result is dropped", item.request_id)
+        self._settled(batch, claimed)
         for job in claimed.jobs:
             self.requests.start(job)
         if claimed.jobs:
@@ -240,6 +233,17 @@ class Consumer:
             )
             pool.end_turn(self)
         self.state.compared(equal=claimed.held == len(self.requests.jobs))
+
+    def _settled(self, batch: Sequence[Settlement], claimed: Claimed) -> None:
+        for item, accepted in zip(batch, claimed.accepted, strict=True):
+            held = self.requests.forget(item.request_id)
+            if held and held.trace:
+                held.trace.settled(item.reply, accepted=accepted)
+            if accepted and held:
+                self._times[held.job.environment, item.times] += 1
+                self.requests.count(held, item.outcome)
+            elif not accepted:
+                log.warning("the lease of %s was lost; its result is dropped", item.request_id)
 
     @property
     def _renew_every_s(self) -> float:
@@ -269,12 +273,13 @@ class Consumer:
         self._slot_pool.emptying = False
 
     async def _heartbeat(self, environments: Collection[str]) -> Renewed:
-        """Renews the lease, and reports how long results took."""
-        times = self._times.copy()
+        """Renews the lease, and reports how long results took and what runs cost."""
+        times, used = self._times.copy(), self.requests.used.copy()
         renewed = await self._queue.renew(
-            self._worker, environments, idle_factor=self.idle_factor, times=times
+            self._worker, environments, idle_factor=self.idle_factor, times=times, used=used
         )
         self._times -= times
+        self.requests.used -= used
         return renewed
 
     async def _reconcile(self) -> None:
@@ -333,11 +338,9 @@ class Consumer:
 
     async def _give_all_back(self) -> None:
         while batch := self.requests.next_settlements():
-            await self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
-            for item in batch:
-                if held := self.requests.forget(item.request_id):
-                    self._times[held.job.environment, item.times] += 1
-        if self._times:
+            settles = self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
+            self._settled(batch, await settles)
+        if self._times or self.requests.used:
             await self._heartbeat(())
         await self._give_back()
         # A claim's answer may have come too late for the stopped requests: ask the server.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ from leanq.fleet import logging as logs
 from leanq.fleet.tracing import tracer
 from leanq.lean.driver import Driver
 from leanq.queue import wire
+from leanq.queue.accounts import Use
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Reply, Spent, content_of
 from leanq.queue.results import Job, Returning, Settlement, times_of
@@ -38,11 +39,13 @@ _NOT_BEGUN = Spent()
 
 class _Held(Struct, eq=False):
     """A request whose lease this worker has. ``end`` is its result, or how it goes back; ``trace``
-    is there if the request has run and its trace is sampled."""
+    is there if the request has run and its trace is sampled; ``campaign`` is None until it runs,
+    and for what has no account."""
 
     job: Job
     end: Settlement | Returning | None = None
     trace: AttemptTrace | None = None
+    campaign: str | None = None
 
 
 class HeldRequests:
@@ -54,6 +57,7 @@ class HeldRequests:
 
     Attributes:
         returns: (request id, token) of requests to be given back, by how.
+        used: what runs have cost that no heartbeat has told yet.
 
     Args:
         worker: the worker's id, which stands in every reply.
@@ -75,6 +79,7 @@ class HeldRequests:
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]]
         self.returns = {"requeue": [], "retry": [], "defer": []}
+        self.used = Counter[Use]()
         self._worker = worker
         self._drivers = drivers
         self._slot_pool = slot_pool
@@ -177,6 +182,12 @@ class HeldRequests:
         self._results.pop(request_id, None)
         return self._held.pop(request_id, None)
 
+    def count(self, held: _Held, what: str, n: int = 1) -> None:
+        """Counts what a run has cost; echoes cost nothing."""
+        if held.campaign is not None and n:
+            job = held.job
+            self.used[Use(job.environment, job.tenant, held.campaign, what)] += n
+
     def next_settlements(self) -> list[Settlement]:
         """Returns the results to settle next: all of them, within the bytes of one call."""
         batch: list[Settlement] = []
@@ -233,7 +244,7 @@ class HeldRequests:
         started_s = time.monotonic()
         logs.ABOUT.set(logs.About(job.request_id, job.attempts, self._worker, job.environment))
         try:
-            reply = await self._answer(job)
+            reply = await self._answer(held)
             ran_s = time.monotonic() - started_s
             settlement = self._settlement(held, started_s, ran_s, reply)
         except NewerMessageError as error:
@@ -258,6 +269,8 @@ class HeldRequests:
             ran_s = time.monotonic() - started_s
             failed = Reply(error=" ".join(text.split()))
             settlement = self._settlement(held, started_s, ran_s, failed)
+        # Whether or not it still counts: the time is spent.
+        self.count(held, "cpu_ms", settlement.cpu_ms)
         self._slot_pool.breaker.succeeded()
         self._slot_pool.run_time.add(ran_s)
         return settlement
@@ -281,7 +294,8 @@ class HeldRequests:
         elif held.end:
             self.returns[held.end].append((job.request_id, job.token))
 
-    async def _answer(self, job: Job) -> Reply:
+    async def _answer(self, held: _Held) -> Reply:
+        job = held.job
         if job.body is None:
             return Reply(error="the server has lost what was asked")
         try:
@@ -290,6 +304,9 @@ class HeldRequests:
             raise
         except WireError as error:
             return Reply(error=f"the request cannot be read: {error}")
+        if request.op != "echo":
+            held.campaign = request.campaign
+            self.count(held, "attempts")
         if request.traceparent:
             about = logs.About(job.request_id, job.attempts, self._worker, job.environment)
             logs.ABOUT.set(replace(about, traceparent=request.traceparent))

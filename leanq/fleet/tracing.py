@@ -33,9 +33,6 @@ log = logging.getLogger("leanq.tracing")
 CALLER: ContextVar[str] = ContextVar("leanq_caller", default="")
 """The trace context of the HTTP request that a gateway's task serves, as W3C writes it."""
 
-CAMPAIGN: ContextVar[str] = ContextVar("leanq_campaign", default="")
-"""The campaign whose coordinator this task belongs to."""
-
 Role = Literal["client", "worker", "gateway"]
 
 _DROPPED = "leanq_spans_dropped_total"

@@ -19,7 +19,7 @@ from leanq.producer.request_builder import (
 
 _SAME = (
     *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
-    *("statements", "priority", "deadline_s"),
+    *("statements", "priority", "deadline_s", "campaign"),
 )
 _chosen = attrgetter(*(name for name in _SAME if name != "allow_axioms"), "traceparent")
 

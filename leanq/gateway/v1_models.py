@@ -54,6 +54,7 @@ class Options(BaseModel):
         ),
     ] = None
     traceparent: Annotated[str | None, Field(description="W3C's trace context")] = None
+    campaign: Annotated[str, Field(description="a name under which its cost is counted")] = ""
 
 
 class Check(Options):

@@ -55,7 +55,7 @@ _CONNECT_S = 10.0
 _FIELDS = (
     *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
     *("code", "target", "theorems", "holes", "state", "tactic", "traceparent"),
-    *("statements", "infotree"),
+    *("statements", "infotree", "campaign"),
 )
 
 

@@ -50,11 +50,13 @@ class SubmitOptions(TypedDict, total=False):
         none.
         request_id: a name for the request; the same name again gives the same reply.
         traceparent: the caller's trace context (W3C), which the worker's log then names.
+        campaign: the name under which ``leanq report cost`` also counts it.
         labels: JSON values by name, such as the problem or the policy's version. They are not sent:
             a client that records keeps them beside the request.
     """
 
     traceparent: str
+    campaign: str
     labels: Mapping[str, Any]
     tenant: str
     priority: int
@@ -117,6 +119,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "deadline_s": _optional(arguments.number),
     "request_id": _optional(arguments.text),
     "traceparent": arguments.text,
+    "campaign": arguments.text,
     "labels": arguments.json_values,
     "env": arguments.text,
     "timeout_s": arguments.number,
@@ -357,10 +360,12 @@ class RequestBuilder:
         body = wire.pack_request(request)
         # Echoes are for load tests, in which each request has to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
-        if traceparent := options.get("traceparent") or self._caller():
-            # Add the trace context after the digest, so that it does not keep identical requests
-            # from sharing a run.
-            request = replace(request, traceparent=traceparent)
+        traceparent = options.get("traceparent") or self._caller()
+        campaign = options.get("campaign", "")
+        if traceparent or campaign:
+            # Add them after the digest, so that they do not keep identical requests from sharing a
+            # run.
+            request = replace(request, traceparent=traceparent, campaign=campaign)
             body = wire.pack_request(request)
         submission = Submission(
             request_id=new_request_id(self._settings.shards, digest)

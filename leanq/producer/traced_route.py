@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from leanq.errors import LeanQError
-from leanq.fleet.tracing import CAMPAIGN, Tracer, message_attributes, traceparent_of
+from leanq.fleet.tracing import Tracer, message_attributes, traceparent_of
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import Route, Waiter
 from leanq.queue import wire
@@ -45,8 +45,8 @@ class TracedRoute:
             "leanq.operation": request.op,
             "leanq.tenant": submission.tenant,
         }
-        if campaign := CAMPAIGN.get():
-            about["leanq.campaign"] = campaign
+        if request.campaign:
+            about["leanq.campaign"] = request.campaign
         parent, span = request.traceparent, None
         if parent or self._begins:
             span = self._tracer.begin(f"{request.op} {where}".rstrip(), kinds.CLIENT, parent, about)

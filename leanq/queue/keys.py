@@ -39,6 +39,8 @@ evenly.
 | ``:stop:WORKER`` | list | ids to stop, or ``""`` | cancel, notify_worker | leave, reap |
 | ``:stats`` | hash | counters, see ``Status``; affinities' environments | every script | never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
+| ``:account:DAY`` | hash | what a day's runs cost; ``since``: from when, ms | renew | 100 days |
+| ``:accounts`` | sorted set | the days since 1970 that have an account | renew | bounded |
 | ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
 | ``:dead`` | sorted set | dead letters: id → time of death, ms | reap, renew | dead drop, retry |
 | ``:disagreed`` | sorted set | the same, where kernels disagree | claim | dead drop, retry |
@@ -145,6 +147,14 @@ class Keys:
     @property
     def minutes(self) -> str:
         return f"{self.tag}:minutes"
+
+    @property
+    def accounts(self) -> str:
+        return f"{self.tag}:accounts"
+
+    def account(self, day: int) -> str:
+        """Returns the key of a day's account; days count from 1970."""
+        return f"{self.tag}:account:{day}"
 
     @property
     def weights(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from leanq.errors import UsageError
+from leanq.queue.accounts import Use, read_account
 from leanq.queue.results import (
     DeadLetter,
     InFlight,
@@ -115,6 +116,22 @@ class OperatorQueue:
             lambda c: c.zrangebyscore(self.shard.keys.minutes, since_minute, "+inf")
         )
         return [read_minute(data) for data in found]
+
+    async def accounts(self, first_day: int) -> dict[int, tuple[int, dict[Use, int]]]:
+        """Returns the accounts from a day on: what runs cost, and since when (ms) it was kept.
+
+        The oldest account that the shard has is always among them, without costs if it is older.
+        """
+        (days,) = await self.shard.ask(("ZRANGE", self.shard.keys.accounts, 0, -1))
+        found: dict[int, tuple[int, dict[Use, int]]] = {}
+        # Any process may have written more than days.
+        for day in (int(text) for text in days if text.isdigit() and len(text) < 7):
+            if day < first_day and found:
+                continue
+            (flat,) = await self.shard.ask(("HGETALL", self.shard.keys.account(day)))
+            since_ms, uses = read_account(pairs_of(flat))
+            found[day] = since_ms, uses if day >= first_day else {}
+        return found
 
     async def dead_request_ids(self, limit: int, *, disagreed: bool = False) -> list[str]:
         """Returns the dead letters' request ids, the newest first; or those of the requests on

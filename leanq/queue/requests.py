@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, force_setattr, replace
 
 from leanq.errors import InvalidRequestError, NoRewardError
+from leanq.queue.settings import check_name
 
 VERSION = 1
 """The version of requests and replies on the wire.
@@ -161,6 +162,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         traceparent: the caller's trace context as W3C writes it, for the worker's log and spans.
         infotree: which nodes of the text's infotree the reply should have (check); "" for none.
         tenant: whose request it is; the worker sets it, whatever the client sent.
+        campaign: the campaign that it belongs to, for accounts and spans; "" for none.
     """
 
     op: Operation
@@ -183,6 +185,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     statements: bool = True
     infotree: Infotree | Literal[""] = ""
     tenant: str = ""
+    campaign: str = ""
 
     def __post_init__(self) -> None:
         if self.traceparent and not is_traceparent(self.traceparent):
@@ -190,6 +193,8 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
                 f"{self.traceparent!r:.80} is not a traceparent; expected one such as "
                 "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             )
+        if self.campaign:
+            check_name("campaign", self.campaign)
         # Omitted numbers are the defaults themselves, and within their limits.
         if not (
             self.timeout_s is _TIMEOUT_S

@@ -182,7 +182,11 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "renew": Script(
         "worker lease_ms:int idle_lease_ms:int max_attempts:int reply_ttl_ms",
-        {"environments": "", "tallies": "name n"},
+        {
+            "environments": "",
+            "tallies": "name n",
+            "used": "environment tenant campaign what n",
+        },
         "held expired timed_out known workers waiting",
     ),
     "release": Script(

@@ -21,7 +21,13 @@ import msgpack
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from leanq.errors import InvalidRequestError, NewerMessageError, TooLargeError, WireError
+from leanq.errors import (
+    InvalidRequestError,
+    NewerMessageError,
+    TooLargeError,
+    UsageError,
+    WireError,
+)
 from leanq.queue.requests import VERSION, Failure, Message, Operation, Reply, Request, Theorem
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
@@ -75,7 +81,7 @@ def unpack_request(data: bytes) -> Request:
     _check_size(data, MAX_REQUEST_BYTES)
     try:
         return _requests.decode(data)
-    except InvalidRequestError as error:
+    except UsageError as error:
         raise WireError(str(error)) from None
     except _UNREADABLE as error:
         with suppress(*_UNREADABLE):

@@ -10,6 +10,7 @@ from typing import Any, cast
 from msgspec import structs
 
 from leanq.errors import UsageError
+from leanq.queue.accounts import Use
 from leanq.queue.results import (
     Claimed,
     EndGroup,
@@ -198,6 +199,7 @@ class WorkerQueue:
         *,
         idle_factor: float = 1.0,
         times: Mapping[tuple[str, Times], int] | None = None,
+        used: Mapping[Use, int] | None = None,
     ) -> Renewed:
         """Sends a heartbeat, which extends the lease over all that the worker holds.
 
@@ -206,6 +208,7 @@ class WorkerQueue:
             environments: the environments whose waiting requests the answer counts.
             idle_factor: how many times longer the lease is if the worker holds nothing.
             times: how many results of an environment took such times since the last heartbeat.
+            used: what its runs have cost since then.
         """
         answer = await self.shard.run(
             "renew",
@@ -216,6 +219,7 @@ class WorkerQueue:
             reply_ttl_ms=self.shard.reply_ttl_ms,
             environments=list(environments),
             tallies=list(tallies_of(times or {}).items()),
+            used=[(*use, n) for use, n in (used or {}).items()],
         )
         return Renewed(
             held=answer["held"],

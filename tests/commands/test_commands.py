@@ -39,6 +39,7 @@ SIMPLE = [
     "metrics",
     "pause",
     "reap",
+    "report",
     "resume",
     "scale",
     "serve",

@@ -336,7 +336,7 @@ def look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Cou
         elif kind not in (
             "shape",
             "stats",
-            "minutes",
+            *("minutes", "accounts", "account"),
             "environments",
             "fingerprints",
             "wakeup",

@@ -150,7 +150,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "phase" | "stats" | "paused" | "weights" | "shares":
+            case "deadreq" | "phase" | "stats" | "paused" | "weights" | "shares" | "account":
                 pipe.hgetall(name)
             case "info" | "environments" | "fingerprints" | "withdrawn":
                 pipe.hgetall(name)
@@ -158,7 +158,9 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 pipe.smembers(name)
             case "wait" | "ring" | "quarantined" | "wakeup" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "processing" | "workers" | "dead" | "disagreed" | "joined" | "warm" | "minutes":
+            case "processing" | "workers" | "dead" | "disagreed" | "joined" | "warm":
+                pipe.zrange(name, 0, -1, withscores=True)
+            case "minutes" | "accounts":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -222,7 +224,9 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
-                assert other in ("clock", "minutes"), f"an unknown key: {name}"
+                assert other in ("clock", "minutes", "accounts", "account"), (
+                    f"an unknown key: {name}"
+                )
     for request_id, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
         fields = (

@@ -4,7 +4,7 @@
 -- people to read; `fingerprint` may be ''. Returns 1, or the name of an environment that is an alias.
 -- A user who lacks a right would end a later script in its middle, with requests in no list. So these are
 -- all keys and commands of a worker's scripts:
-local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined:
+local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes accounts account: withdrawn joined: quarantined:
   isolating: environments fingerprints verdict: warm: shares: workers info stop: processing: dead disagreed deadreq: states:
   collect snaps snap: making: chunk:]]
 local COMMANDS = [[COPY DEL EXISTS GET GETRANGE HDEL HEXISTS HGET HGETALL HINCRBY HLEN HMGET HSCAN HSET HSETNX LINDEX

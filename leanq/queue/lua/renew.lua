@@ -1,13 +1,14 @@
 #!lua flags=allow-oom
--- parts: clock publish counters wait_list requeue grace history
+-- parts: clock publish counters wait_list requeue grace history account
 -- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: the lease of a
--- worker that holds nothing. `tallies`: the worker's counts since the last heartbeat.
+-- worker that holds nothing. `tallies`: the worker's counts since the last heartbeat. `used`: see account.lua.
 -- Answers:
 --   `held`: size of the processing list. `expired`: 1 if some worker's lease has expired.
 --   `timed_out`: requests taken away because they ran longer than they may.
 --   `known`: 1 if the fleet knows this worker. `workers`: how many there are.
 --   `waiting`: how many requests wait in its environments, without those where nothing may start.
 note_minute()
+write_account()
 local processing, workers = tag .. ':processing:' .. worker, tag .. ':workers'
 -- A worker that renews is not overdue, however late it comes.
 redis.call('ZADD', workers, now + lease_ms, worker)
