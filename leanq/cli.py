@@ -32,7 +32,7 @@ from leanq.errors import LeanQError
 _MODULES = {"resume": "pause", "report": "cost"}
 _FOLDERS = "TMPDIR for what passes, LEANQ_CACHE for what is kept"
 _GROUPS = {
-    "Check": ("submit", "verify", "step", "state", "extract", "mcp"),
+    "Check": ("submit", "verify", "step", "state", "extract", "profile", "mcp"),
     "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
     "Data": ("campaign", "export-traces"),
     "Operate": (

@@ -203,7 +203,7 @@ env_of_state = click.option(
     help="The state's environment [default: looked up].",
 )
 
-lean = combined(
+budget = combined(
     click.option(
         "--tenant",
         metavar="NAME",
@@ -240,6 +240,11 @@ lean = combined(
         default=256,
         help="Limit in MB of the files that Lean's processes may leave in their scratch folder.",
     ),
+)
+"""The options of a request that say who asks, and how much it may use."""
+
+lean = combined(
+    budget,
     click.option(
         "--allow-axiom",
         "allow_axioms",

@@ -9,10 +9,10 @@ from typing import get_args
 
 import click
 
-from leanq.commands.common import exit_code
+from leanq.commands.common import EXIT_OK, exit_code
 from leanq.errors import LeanQError, QueueError
-from leanq.fleet.shown import plural, printable
-from leanq.queue.requests import Reply, Verdict
+from leanq.fleet.shown import columns, plural, printable
+from leanq.queue.requests import Profile, Reply, Verdict
 
 _COLOURS = {
     "accepted": "green",
@@ -24,7 +24,9 @@ _COLOURS = {
 # leanq's own outcomes say nothing about the proof.
 _COLOUR_OF_OTHERS = "magenta"
 # Verdicts from the best to the worst, then texts that could not be sent.
-_IN_SUMMARY = (*get_args(Verdict), "error")
+_IN_SUMMARY = (*get_args(Verdict), "profiled", "error")
+# Of a profile: the most rows, and characters of a name.
+_MOST_ROWS, _WIDTH = 30, 48
 # The first replies with such a reason are shown with all of Lean's messages.
 _EXPLAINED = 3
 # If most of a batch has one of these reasons, it lies in the environment.
@@ -46,7 +48,9 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        """As :func:`leanq.commands.common.exit_code`."""
+        """As :func:`leanq.commands.common.exit_code`; a profile is what was asked for."""
+        if self.reply and self.reply.profile:
+            return EXIT_OK
         return exit_code(self.error or (self.reply.verdict if self.reply else None))
 
 
@@ -66,6 +70,9 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
     out."""
     # A file's name could otherwise print lines of its own.
     file = "".join(c if c.isprintable() or _is_of_bytes(c) else repr(c)[1:-1] for c in file)
+    if reply.profile:
+        yield from _profile_lines(file, reply, reply.profile)
+        return
     notes: list[str] = [reply.reason] if reply.reason else []
     notes.append(f"{reply.wall_s:.2f} s")
     if reply.axioms is not None:
@@ -83,6 +90,28 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
         yield from (f"    {line}" for line in shown_lines(s.goal or ""))
         # On a line of its own it fits into 80 columns.
         yield f"    state {s.state or 'unknown'}"
+
+
+def _profile_lines(file: str, reply: Reply, profile: Profile) -> Iterator[str]:
+    rows = profile.declarations
+    total_ms = sum(row.ms for row in rows)
+    head = f"{file}: {total_ms:,.1f} ms of Lean's time by declaration"
+    if profile.import_ms is not None:
+        head += f", {profile.import_ms:,.1f} ms for imports"
+    yield head if reply.reason == "not_audited" else f"{head}; Lean: {reply.reason}"
+    if profile.unfinished:
+        yield f"  stopped; the first of which Lean told nothing: {printable(profile.unfinished)}"
+    cells = []
+    for row in rows[:_MOST_ROWS]:
+        most = f"{row.parts[0][1]:,.1f} {printable(row.parts[0][0])}" if row.parts else ""
+        share = f"{row.ms / (total_ms or 1):.0%}"
+        cells.append((f"{row.ms:,.1f}", share, str(row.line), printable(row.name)[:_WIDTH], most))
+    if cells:
+        titles = ("MS", "SHARE", "LINE", "DECLARATION", "MOST OF IT")
+        yield from columns(titles, cells, left=titles[-2:])
+    if rest := rows[_MOST_ROWS:]:
+        rest_ms = sum(row.ms for row in rest)
+        yield f"{rest_ms:,.1f} ms in {plural(len(rest), 'other')} (--json)"
 
 
 def shown_lines(text: str) -> list[str]:
@@ -118,7 +147,9 @@ class Summary:
         """Counts one more end."""
         self.codes.add(ended.exit_code)
         self.count += 1
-        self._verdicts[(ended.reply and ended.reply.verdict) or "error"] += 1
+        reply = ended.reply
+        end = "profiled" if reply and reply.profile else reply and reply.verdict
+        self._verdicts[end or "error"] += 1
         if isinstance(ended.error, QueueError):
             first, count = self._failures.get(str(ended.error), (ended.file, 0))
             self._failures[str(ended.error)] = first, count + 1

@@ -58,8 +58,9 @@ def prepared_text(
         how: Check = {**_options_of(body), **where}
         return lean.builder.verify(body.target, body.code, body.theorems, body.holes, how)
     # This key is made for each text of a batch, and is cheaper than its options.
-    chosen = (key.tenant, env, body.infotree, *_chosen(body), *body.allow_axioms)
-    checks = lean.checks(chosen, lambda: {**_options_of(body), **where, "infotree": body.infotree})
+    own: Check = {"infotree": body.infotree, "profile": body.profile}
+    chosen = (key.tenant, env, *own.values(), *_chosen(body), *body.allow_axioms)
+    checks = lean.checks(chosen, lambda: {**_options_of(body), **where, **own})
     return checks(body.code)
 
 

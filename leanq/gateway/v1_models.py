@@ -65,6 +65,9 @@ class Check(Options):
         Infotree | None,
         Field(description="which nodes of its infotree to give; where workers run the REPL alone"),
     ] = None
+    profile: Annotated[
+        bool, Field(description="whether to say where Lean spends its time, instead of judging")
+    ] = False
     model_config = _example(code=f"{THEOREM}h", timeout_s=20)
 
 
@@ -151,6 +154,24 @@ class Failure(BaseModel):
     text: str
 
 
+class DeclarationTime(BaseModel):
+    name: str
+    line: int
+    ms: float
+    parts: Annotated[dict[str, float], Field(description="what took most of it")]
+
+
+class Profile(BaseModel):
+    """Where Lean spent its time."""
+
+    declarations: Annotated[list[DeclarationTime], Field(description="the longest first")]
+    import_ms: float | None
+    unfinished: Annotated[
+        str,
+        Field(description="if Lean was stopped: the first declaration of which it told nothing"),
+    ]
+
+
 class Result(BaseModel):
     """How a request ended."""
 
@@ -177,6 +198,7 @@ class Result(BaseModel):
     infotree: Annotated[
         list[Any], Field(description="as the Lean REPL prints it; of a check that asked for it")
     ] = []
+    profile: Annotated[Profile | None, Field(description="of a check that asked for it")] = None
 
 
 class Pending(BaseModel):
@@ -221,7 +243,7 @@ class Problem(BaseModel):
     detail: str
 
 
-_OF_REPLY = (*VERIFIED, "state", "goals", "fingerprint", "audit_s")
+_OF_REPLY = (*VERIFIED, "state", "goals", "fingerprint", "audit_s", "profile")
 
 
 def result_of(reply: Reply, request_id: str) -> dict[str, Any]:

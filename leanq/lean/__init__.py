@@ -13,6 +13,7 @@ In reading order::
     baked_hashes.py   those that an image brings
     packs.py          an environment as one file, unpacked once a node
     process.py        one run of ``lean``
+    profile.py        where Lean spends its time in a text
     sandbox/          the walls and limits around it
     fork_server/      a process that has imported a header, forked for each text
     prefixes.py       what Lean has made of what texts begin with

@@ -23,6 +23,7 @@ from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.prefixes import Prefixes, PrefixRules
 from leanq.lean.process import Lean
+from leanq.lean.profile import profile
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.store import Snapshots
@@ -172,7 +173,7 @@ class LeanDriver:
     async def run(self, request: Request) -> Reply:
         await self._notice_changes()
         answer = {
-            "check": self._check,
+            "check": self._profile if request.profile else self._check,
             "verify": self._verify,
             "step": self._step,
             "export": self._export,
@@ -235,6 +236,9 @@ class LeanDriver:
         if header and _is_about_what_core_lacks(reply):
             reply = replace(reply, messages=(*reply.messages, _CORE_NOTE))
         return reply
+
+    async def _profile(self, request: Request) -> Reply:
+        return await profile(self.opened.lean, request)
 
     async def _check(self, request: Request) -> Reply:
         opened = self.opened
@@ -360,7 +364,11 @@ def without_header(reply: Reply, lines: int) -> Reply:
         replace(sorry, line=sorry.line - lines, end_line=sorry.end_line and sorry.end_line - lines)
         for sorry in reply.sorries
     )
-    return replace(reply, messages=messages, sorries=sorries)
+    told = reply.profile
+    if told is not None:
+        rows = (replace(each, line=max(1, each.line - lines)) for each in told.declarations)
+        told = replace(told, declarations=tuple(rows))
+    return replace(reply, messages=messages, sorries=sorries, profile=told)
 
 
 def without_states(reply: Reply, error: QueueFullError) -> Reply:

@@ -28,6 +28,9 @@ log = logging.getLogger("leanq.worker")
 MODULE = "LeanqSubmission"
 _COMPILE = ("-o", f"{MODULE}.olean")
 _SNAPSHOT = "snapshot"
+PROFILER = "-Dprofiler=true"
+# Such a Lean starts for its text: another run of the same prints something else.
+_NOT_FORKED = ("--incr", PROFILER)
 # So much can be read in the time that another thread takes to start.
 _PRINTED_AT_ONCE_BYTES = 20_000
 # Any Lean takes this text in a working environment.
@@ -229,7 +232,7 @@ class Lean:
         args = [*options, *(_COMPILE if compile_ else ())]
         done: Finished | None = None
         lost: Finished | None = None
-        if load is None and not any(each.startswith("--incr") for each in args):
+        if load is None and not any(each.startswith(_NOT_FORKED) for each in args):
             done = await self._forked(slot, code, limits, args)
             if done is not None and _is_doubtful(done.exit):
                 done, lost = None, done

@@ -40,7 +40,15 @@ from leanq.errors import (
 from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import ClientTimings, RouteTasks, Waiter
-from leanq.queue.requests import Failure, Message, Reply, Sorry, Theorem
+from leanq.queue.requests import (
+    DeclarationTime,
+    Failure,
+    Message,
+    Profile,
+    Reply,
+    Sorry,
+    Theorem,
+)
 from leanq.queue.shard import backoff_s
 
 # The lines of one batch, and the batches at a time: each lasts as long as its slowest request.
@@ -283,6 +291,8 @@ def _line(sent: _Sent) -> Mapping[str, Any]:
     request, submission = sent.prepared.request, sent.prepared.submission
     line: dict[str, Any] = {"op": request.op, "request_id": sent.request_id}
     line |= {name: value for name in _FIELDS if (value := getattr(request, name)) not in ("", ())}
+    if request.profile:
+        line["profile"] = True
     line["priority"] = submission.priority
     if submission.environment:
         line["environment"] = submission.environment
@@ -299,9 +309,20 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
     for name in ("axioms", "goals"):
         if found.get(name) is not None:
             found[name] = tuple(found[name])
+    if profile := found.get("profile"):
+        found["profile"] = profile_of(profile)
     if "infotree" in found:
         found["infotree"] = json.dumps(found["infotree"]).encode()
     return Reply(**found)
+
+
+def profile_of(profile: Mapping[str, Any]) -> Profile:
+    """Returns the profile that a gateway shows so."""
+    rows = (
+        DeclarationTime(**{**each, "parts": tuple(each["parts"].items())})
+        for each in profile["declarations"]
+    )
+    return Profile(tuple(rows), profile["import_ms"], profile["unfinished"])
 
 
 _PARTS: Mapping[str, type[Message | Sorry | Theorem | Failure]] = {

@@ -92,6 +92,7 @@ class Check(InEnvironment, total=False):
         infotree: which nodes of the text's infotree the reply has: ``full``, ``tactics``,
             ``original`` or ``substantive`` (none). It needs a check and workers with the ``repl``
             driver.
+        profile: whether a check says where Lean spends its time, instead of being judged (False).
     """
 
     timeout_s: float
@@ -102,6 +103,7 @@ class Check(InEnvironment, total=False):
     trust_programs: bool
     statements: bool
     infotree: Infotree | None
+    profile: bool
 
 
 def _infotree(name: str, value: object) -> Infotree:
@@ -130,6 +132,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "trust_programs": arguments.flag,
     "statements": arguments.flag,
     "infotree": _optional(_infotree),
+    "profile": arguments.flag,
 }
 
 
@@ -391,7 +394,9 @@ def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
 
 
 # Fields of a request that options set. The request has defaults for the others.
-_OF_BUDGET = ("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs", "statements")
+_OF_BUDGET = (
+    *("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs", "statements", "profile"),
+)
 
 
 def _budget(options: Check) -> dict[str, Any]:

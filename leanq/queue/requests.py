@@ -163,6 +163,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         infotree: which nodes of the text's infotree the reply should have (check); "" for none.
         tenant: whose request it is; the worker sets it, whatever the client sent.
         campaign: the campaign that it belongs to, for accounts and spans; "" for none.
+        profile: whether to say where Lean spends its time, instead of judging (check).
     """
 
     op: Operation
@@ -186,6 +187,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     infotree: Infotree | Literal[""] = ""
     tenant: str = ""
     campaign: str = ""
+    profile: bool = False
 
     def __post_init__(self) -> None:
         if self.traceparent and not is_traceparent(self.traceparent):
@@ -216,6 +218,8 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
             raise InvalidRequestError(
                 f"a {self.op} has no infotree; ask for one with a check of the text"
             )
+        if self.profile and self.op != "check":
+            raise InvalidRequestError(f"a {self.op} has no profile; ask for one with a check")
         if "\0" in self.code or "\0" in self.tactic or "\0" in self.target:
             raise InvalidRequestError("the text contains a NUL character, so it is not Lean code")
 
@@ -320,6 +324,36 @@ class Failure(Struct, frozen=True, array_like=True):
     text: str
 
 
+class DeclarationTime(Struct, frozen=True, array_like=True):
+    """The time that Lean spent on a declaration, or on another command of a text.
+
+    Attributes:
+        name: its full name; the beginning of a command without one; all names of several.
+        line: where it begins, from 1.
+        ms: the time in milliseconds. Work on threads beside one another adds up.
+        parts: what took most of it, with milliseconds.
+    """
+
+    name: str
+    line: int
+    ms: float
+    parts: tuple[tuple[str, float], ...] = ()
+
+
+class Profile(Struct, frozen=True, array_like=True):
+    """Where Lean spent its time in a text.
+
+    Attributes:
+        declarations: the thousand that took longest, the longest first.
+        import_ms: the time for the imports; None if unknown.
+        unfinished: if Lean was stopped, the first declaration of which it had told nothing.
+    """
+
+    declarations: tuple[DeclarationTime, ...]
+    import_ms: float | None = None
+    unfinished: str = ""
+
+
 class Spent(Struct, frozen=True, array_like=True):
     """Where the time of a request went, as far as its last worker knows.
 
@@ -373,6 +407,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
         way: how Lean got the beginning of a step's text; not sent either.
         infotree: the nodes that the request asked for, as JSON in UTF-8 and in the REPL's shape; at
             most ``MAX_INFOTREE_BYTES``.
+        profile: where Lean spent its time, if the request asked for that.
         spent: where its time went; see :mod:`leanq.fleet.timeline`.
         submitted_ms: when it was submitted, in milliseconds since 1970 by the server's clock; 0 if
             unknown. It stands last, where ``lua/parts/submit_time.lua`` finds it.
@@ -403,6 +438,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     content: str = ""
     kernel: str | None = None
     spent: Spent | None = None
+    profile: Profile | None = None
     submitted_ms: int = 0
 
     def __eq__(self, other: object) -> bool:
@@ -414,7 +450,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
 
 _OF_ITS_RUN = (
     *("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
-    *("spent", "submitted_ms"),
+    *("spent", "submitted_ms", "profile"),
 )
 _OF_ITS_WORKER = ("warm", "way", "content")
 _answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WORKER}))
@@ -465,6 +501,11 @@ def reward(verdict: Verdict | None) -> float:
     )
 
 
+def _profile_to_json(profile: Profile) -> dict[str, Any]:
+    rows = [{**asdict(each), "parts": dict(each.parts)} for each in profile.declarations]
+    return {**asdict(profile), "declarations": rows}
+
+
 _TO_JSON: Mapping[str, Callable[[Reply], Any]] = {
     **{
         name: attrgetter(name)
@@ -479,6 +520,7 @@ _TO_JSON: Mapping[str, Callable[[Reply], Any]] = {
     "failed": lambda reply: [asdict(failure) for failure in reply.failed],
     "axioms": lambda reply: None if reply.axioms is None else list(reply.axioms),
     "goals": lambda reply: list(reply.goals),
+    "profile": lambda reply: reply.profile and _profile_to_json(reply.profile),
     "queued_s": lambda reply: round(reply.queued_s, 4),
     "cpu_s": lambda reply: round(reply.cpu_s, 4),
     "wall_s": lambda reply: round(reply.wall_s, 4),
@@ -490,6 +532,7 @@ CHECKED = (
 )
 """The fields that a reply to a check has as JSON."""
 
+PROFILED = ("request_id", "verdict", "reason", "profile", "messages", "cpu_s", "wall_s")
 VERIFIED = (*CHECKED, "failed")
 STEPPED = ("verdict", "reason", "state", "goals", "messages")
 

@@ -38,6 +38,7 @@ SIMPLE = [
     "mcp",
     "metrics",
     "pause",
+    "profile",
     "reap",
     "report",
     "resume",

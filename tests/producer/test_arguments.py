@@ -26,6 +26,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "deadline_s": (int, float, type(None)),
     "request_id": (str, type(None)),
     "traceparent": (str,),
+    "campaign": (str,),
     "env": (str,),
     "timeout_s": (int, float),
     "memory_mb": (int,),
@@ -34,6 +35,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "audit": (bool,),
     "trust_programs": (bool,),
     "statements": (bool,),
+    "profile": (bool,),
 }
 
 CALLS: dict[str, Callable[[Any], object]] = {

@@ -26,7 +26,15 @@ from leanq.errors import (
 from leanq.gateway.keys import KeyFile
 from leanq.gateway.v1_models import Result, result_of
 from leanq.producer.gateway_route import reply_of
-from leanq.queue.requests import Failure, Message, Reply, Sorry, Theorem
+from leanq.queue.requests import (
+    DeclarationTime,
+    Failure,
+    Message,
+    Profile,
+    Reply,
+    Sorry,
+    Theorem,
+)
 from leanq.queue.settings import Settings
 
 
@@ -144,6 +152,7 @@ def test_each_field_that_a_gateway_shows_comes_back() -> None:
         wall_s=0.3,
         audit_s=0.4,
         infotree=b"[1]",
+        profile=Profile((DeclarationTime("t", 1, 2.5, (("simp", 2.0),)),), 7.0, "u"),
     )
     shown = json.loads(msgspec.json.encode(result_of(reply, "r")))
     assert {*shown} == {*Result.model_fields}

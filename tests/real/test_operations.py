@@ -50,6 +50,24 @@ async def test_a_check_tells_theorems_axioms_and_messages(driver: LeanDriver) ->
     assert (message.severity, message.line, message.column) == ("warning", 4, 18)
 
 
+async def test_a_profile_names_the_heaviest_declaration(driver: LeanDriver) -> None:
+    text = (
+        "import Std\nnamespace A\ntheorem easy (p : Prop) (h : p) : p := h\n"
+        "set_option maxRecDepth 100000 in\n"
+        "theorem hard : (List.range 2000).foldl (· + ·) 0 = 1999000 := by decide\nend A\n"
+    )
+    reply = await driver.run(check(text, profile=True))
+    assert said(reply) == "unjudged not_audited", reply.messages
+    assert reply.messages == ()
+    assert reply.profile
+    assert reply.profile.import_ms
+    heaviest = reply.profile.declarations[0]
+    assert (heaviest.name, heaviest.line) == ("A.hard", 5)
+    assert {"A.easy": 3, "end A": 6}.items() <= {
+        (each.name, each.line) for each in reply.profile.declarations
+    }
+
+
 async def test_errors_stand_where_lean_finds_them(driver: LeanDriver) -> None:
     text = "import Std\n\ntheorem t (x : Nat) : x < x := by\n  skip\n  omega\n"
     reply = await driver.run(check(text))

@@ -14,6 +14,7 @@ from msgspec import structs
 from leanq.errors import LeanQError, UsageError, WireError
 from leanq.fleet import timeline
 from leanq.fleet.timeline import Timeline
+from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import Key
@@ -27,6 +28,8 @@ from leanq.queue.results import InFlight, is_record, read_in_flight, read_record
 
 Phase = Literal["waiting", "running", "quarantined", "ended", "dead"]
 
+# Requests that used so much CPU time are offered a profile.
+_SLOW_S = 1.0
 _LINES_SHOWN = 2000
 _MESSAGES_SHOWN = 200
 _GOALS_SHOWN = 50
@@ -46,6 +49,7 @@ class Found:
         request: the request; None if its text is no longer kept.
         unread: why the request or its reply cannot be read; "" otherwise.
         timeline: where its time went, if that is known.
+        environment: the environment as its caller named it; "" unless its text is kept.
     """
 
     request_id: str
@@ -56,6 +60,7 @@ class Found:
     reply: Reply | None = None
     unread: str = ""
     timeline: Timeline | None = None
+    environment: str = ""
 
     @property
     def ended(self) -> bool:
@@ -141,7 +146,10 @@ def _ended(lean: GatewayClient, viewer: Viewer, request_id: str, data: bytes) ->
         reply, unread = wire.unpack_reply(request_id, data), ""
     except WireError as error:
         reply, unread = None, f"the reply cannot be read: {error}"
-    return Found(request_id, "ended", name is not None, request, None, reply, unread)
+    environment = kept.submission.environment if kept else ""
+    return Found(
+        request_id, "ended", name is not None, request, None, reply, unread, None, environment
+    )
 
 
 def sealed(found: Found, access: Access, key: Key) -> Found:
@@ -162,6 +170,17 @@ def _unpacked(body: bytes) -> tuple[Request | None, str]:
         return wire.unpack_request(body), ""
     except LeanQError as error:
         return None, f"the request cannot be read: {error}"
+
+
+def profile_of(found: Found) -> models.Check | None:
+    """Returns the check that says where Lean spends its time in a request's text; None if there is
+    no text to read again."""
+    asked = found.request
+    if asked is None or asked.op not in ("check", "verify") or asked.profile:
+        return None
+    how = {name: getattr(asked, name) for name in ("timeout_s", "memory_mb", "scratch_mb")}
+    environment = found.environment or None
+    return models.Check(code=asked.code, environment=environment, profile=True, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +271,8 @@ def context_of(found: Found) -> dict[str, Any]:
         "flying": found.in_flight,
         "listing": listed,
         "has_text": bool(code),
+        "is_slow": reply is not None and reply.cpu_s >= _SLOW_S and profile_of(found) is not None,
+        "profile": reply.profile if reply else None,
         "longest_message": _longest(messages),
         "longest_goal": _longest(len(sorries) + len(goals)),
         "longest_failure": _longest(len(failed)),

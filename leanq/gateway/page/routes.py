@@ -127,6 +127,7 @@ class Page:
         }
         changes = {
             "/check": _check,
+            "/profile": _profile,
             "/withdraw": _withdraw,
             "/dead/retry": _retry,
             "/dead/drop": _drop,
@@ -449,6 +450,10 @@ async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Resp
         body = models.Verify(code=code, target=target, environment=environment)
     else:
         body = models.Check(code=code, environment=environment)
+    return await _sent(page, request, key, viewer, body)
+
+
+async def _sent(page: Page, request: Request, key: Key, viewer: Viewer, body: Any) -> Response:
     lean, access = page._lean, page._access
     prepared = await prepared_of(body, key, access, lean)
     access.admit(key, 1, lean)
@@ -525,6 +530,17 @@ async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
     except LeanQError as error:
         trouble = str(error)
     return page.page("campaign.html", viewer, row=row, parts=parts, trouble=trouble)
+
+
+async def _profile(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    """Runs a request's text once more, to say where Lean spends its time."""
+    if not viewer.submits:
+        raise actions.ForbiddenError("the key has not the right 'submit'")
+    request_id = (await page.form(request, key)).get("request_id", "")
+    body = requests.profile_of(await _found(page, key, viewer, request_id))
+    if body is None:
+        raise HTTPException(404, "no text of this request is kept that Lean could read again")
+    return await _sent(page, request, key, viewer, body)
 
 
 async def _withdraw(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
