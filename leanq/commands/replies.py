@@ -99,6 +99,9 @@ def _profile_lines(file: str, reply: Reply, profile: Profile) -> Iterator[str]:
     if profile.import_ms is not None:
         head += f", {profile.import_ms:,.1f} ms for imports"
     yield head if reply.reason == "not_audited" else f"{head}; Lean: {reply.reason}"
+    for m in reply.messages:
+        if m.severity == "error":
+            yield from hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
     if profile.unfinished:
         yield f"  stopped; the first of which Lean told nothing: {printable(profile.unfinished)}"
     cells = []

@@ -57,7 +57,7 @@ async def costs(settings: Settings, since_s: float) -> Costs:
     Raises:
         UnavailableError: a shard cannot be reached.
     """
-    first_day = max(0, int((time.time() - since_s) // DAY_S))
+    first_day = int(max(0.0, time.time() - since_s) // DAY_S)
     async with every_queue(settings) as queues:
         accounts = await asyncio.gather(*(queue.accounts(first_day) for queue in queues))
     return costs_of(accounts, first_day)

@@ -27,7 +27,7 @@ _OF_COMMAND = frozenset({"elaboration", "linting"})
 _DECLARES = {"theorem", "lemma", "def", "abbrev", "instance", "example", "axiom", "opaque"}
 _DECLARES |= {"structure", "class", "inductive"}
 _OWN = re.compile(
-    r"(?s)(?:\s|/--.*?-/|@\[[^\]]*\]"
+    r"(?s)(?:\s|(?:mutual|class)\s|/--.*?-/|@\[[^\]]*\]"
     r"|(?:private|protected|noncomputable|unsafe|partial|nonrec|local|scoped|public|meta)\s)*"
 )
 _NAME = re.compile(r"[^\W\d]|«")
@@ -72,7 +72,10 @@ def profiled(run: Run, code: str) -> Reply:
     starts = starts or [0]
     names: defaultdict[int, list[str]] = defaultdict(list)
     for offset, name in declared:
-        names[bisect_right(starts, offset) - 1] += [name] if name else []
+        at = bisect_right(starts, offset) - 1
+        # Lean may have read no declaration behind a command, or told nothing of it.
+        is_own = names[at] or _OWN.fullmatch(code, starts[at], offset)
+        names[at] += [name] if name and is_own else []
     spent: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for offset, found in works:
         # Lean may say something of the text as a whole.

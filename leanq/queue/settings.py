@@ -217,7 +217,8 @@ def check_url(url: str) -> None:
     if url.startswith(("http://", "https://")):
         raise UsageError(
             f"{without_password(url)!r} is a gateway, and this needs the queue's Redis, "
-            "redis://HOST:PORT/DB; submit, verify, step, state, mcp and campaign run take a gateway"
+            "redis://HOST:PORT/DB; submit, verify, step, state, profile, mcp and campaign run take "
+            "a gateway"
         )
     if (count := len(each_cluster(url))) > 1:
         raise UsageError(f"the URL names {count} clusters; only clients take more than one")

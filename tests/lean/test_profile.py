@@ -133,7 +133,10 @@ def test_what_cannot_be_profiled(client: Terminal) -> None:
     assert "the text is empty" in done.err
     done = client.run("profile", wrong)
     assert done.code == 0
-    assert done.out.splitlines()[0].endswith("; Lean: lean_error")
+    head, error, *_ = done.out.splitlines()
+    assert head.endswith("; Lean: lean_error")
+    assert error.startswith(f"  {wrong}:1:")
+    assert ": error: " in error
     assert client.run("profile", "--timeout", "0", wrong).code == 2
     assert client.run("profile", client.file("a.lean", b"\xff").replace("a.lean", "no")).code == 2
 
@@ -183,6 +186,13 @@ def test_a_text_can_print_anything() -> None:
     assert (row.name, row.line) == ("t", 1)
     assert row.parts[0] == ("x", 1e9)
     assert reply.verdict == "rejected"
+
+
+def test_a_command_is_not_what_stands_behind_it() -> None:
+    code = "theorem a : x\n#exit\ntheorem b : x"
+    reply = of(code, *(line((n, 0), f"linting took {n}ms\n") for n in (1, 2)))
+    assert reply.profile
+    assert [row.name for row in reply.profile.declarations] == ["#exit", "a"]
 
 
 def test_many_declarations_and_none() -> None:
