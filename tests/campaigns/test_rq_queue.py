@@ -59,10 +59,13 @@ def office(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Office]:
     with contextlib.closing(fakeredis.FakeStrictRedis()) as connection:
         made = Office(tmp_path, connection)
 
-        async def run(campaign: Campaign, _client: Any, observer: Any, *, retry: bool) -> End:
+        async def run(
+            campaign: Campaign, _client: Any, observer: Any, *, retry: bool, name: str
+        ) -> End:
             made.retries.append(retry)
             job = rq.get_current_job()
             assert job is not None
+            assert name == job.id
             await observer.update(Progress(2, 1, {"accepted": 1}))
             made.amid(job.id)
             ends: dict[str, End] = {"run": "finished", "pause": "paused", "cancel": "cancelled"}
