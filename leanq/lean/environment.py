@@ -171,7 +171,10 @@ class Environment:
             for module in header.imports:
                 path = self.find_olean(module)
                 if path is None:
-                    return True
+                    name = f"{'/'.join(map(str, module_parts(module)))}.olean"
+                    if any(each.name == name for each in self.found.values()):
+                        return True
+                    continue
                 parts = (f"{path}{end}" for end in ("", ".server", ".private"))
                 for known in filter(None, map(self.found.get, parts)):
                     if File.of(known.name, known.path, os.stat(known.path)) != known:

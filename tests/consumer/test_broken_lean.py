@@ -239,7 +239,7 @@ echo '{"severity":"error","data":"unknown module prefix '"'Gone'"'"}'; exit 1
     opened: list[Environment] = []
 
     def opener() -> Environment:
-        command = (*SHELL[:2], script, SHELL[3])
+        command = (*SHELL[:2], script, str(core.toolchain.program))
         toolchain = replace(core.toolchain, command=command)
         made = replace(core, toolchain=toolchain, header="", fingerprint=f"{len(opened):064}")
         # The first one looks as if a file had been deleted since it was opened.
