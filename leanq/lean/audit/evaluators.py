@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from leanq.errors import AuditError
+from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit.image import (
     APP,
     CONST,
@@ -74,6 +75,9 @@ _COMMON = frozenset({"at", "with", "using", "only", "from", "then", "else", "fun
 _PARSER_ENTRY, _GLOBAL, _SCOPED = 3, shape(0, 1), shape(1, 2)
 
 _CPU_S, _WALL_S, _MEMORY_BYTES = 900, 1800, 8 << 30
+_SPARE_CPU_S = 5  # or the kernel sends SIGKILL at the limit, as it does where memory is short
+# Whoever ends the scan by these knows nothing of the libraries.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The code that decides on what is found.
 _CODE = ("evaluators", "image", "layouts", "olean", "programs", "survey")
 
@@ -110,6 +114,9 @@ def evaluators(environment: Environment) -> Evaluators:
     """Returns the syntax of the environment's libraries that evaluates, kept in the cache folder.
 
     The first call for an environment reads all its libraries, in a process of its own.
+
+    Raises:
+        SandboxError: this machine did not let it come to an end.
     """
     key = environment.fingerprint, environment.search_path, environment.cache, environment.stamp
     if key not in _known:
@@ -138,16 +145,27 @@ def _evaluators(environment: Environment) -> Evaluators:
 
 
 def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
-    """Scans in another process; if that fails, all libraries are unseen."""
+    """Scans in another process; if the libraries keep it from an end, all are unseen.
+
+    Raises:
+        SandboxError: something else does, which must not be kept as a fact of the libraries.
+    """
     command = (sys.executable, "-m", __name__, *map(str, folders))
+    said = "the scan of the libraries came to no end"
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_WALL_S, check=True
         )
         return Evaluators(**json.loads(done.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        why = f"the scan of the libraries came to no end: {error}"[:200]
-        return Evaluators(unseen={str(module[0]): why for module, _ in _modules(folders)})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"{said}: {error}"[:200]) from None
+    except subprocess.CalledProcessError as error:
+        if -error.returncode in _FROM_OUTSIDE:
+            raise SandboxError(f"{said}: signal {-error.returncode} ended it") from None
+        why = f"{said}: {error}"[:200]
+    except ValueError as error:
+        why = f"{said}: {error}"[:200]
+    return Evaluators(unseen={str(module[0]): why for module, _ in _modules(folders)})
 
 
 def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = LEANS_OWN) -> Evaluators:
@@ -497,6 +515,6 @@ def _most_telling(symbols: Iterable[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + _SPARE_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     print(json.dumps(asdict(scan(tuple(map(Path, sys.argv[1:]))))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from support.images import Lean
 from support.sites import Site, check
 
+from leanq.errors import SandboxError
 from leanq.lean.audit.evaluators import evaluators, scan
 from leanq.lean.audit.programs import Evaluators
 from leanq.lean.environment import open_environment
@@ -213,6 +215,23 @@ def test_a_library_in_leans_own_folder_is_looked_into(
     toolchain = replace(core.toolchain, source="option", prefix=tmp_path)
     found = evaluators(replace(core, toolchain=toolchain, search_path=(), cache=tmp_path))
     assert ("trace" in found.words, found.unseen) == (True, {})
+
+
+@pytest.mark.parametrize("signal", ["KILL", "TERM", "INT"])
+def test_a_scan_that_is_ended_from_outside_tells_nothing_of_the_libraries(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: str
+) -> None:
+    """As by a machine that is short of memory, or by whoever stops the worker."""
+    environment = open_environment("own", library, cache=tmp_path / "cache", environ={})
+    ended = tmp_path / "python"
+    ended.write_text(f"#!/bin/sh\nkill -{signal} $$\n")
+    ended.chmod(0o755)
+    with monkeypatch.context() as short:
+        short.setattr(sys, "executable", str(ended))
+        with pytest.raises(SandboxError, match="came to no end"):
+            evaluators(environment)
+    found = evaluators(environment)
+    assert (found.unseen, "trace" in found.words) == ({}, True)
 
 
 @pytest.mark.slow
