@@ -5,6 +5,7 @@ See :mod:`leanq.lean.audit.image` for the format. Any fault raises an `AuditErro
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from leanq.errors import AuditError
+from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit.image import ASTRAY, Image, Import, Name
 from leanq.lean.audit.layouts import Damaged, Kind
 from leanq.lean.files import compiled_modules
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 MAX_BYTES = 256 << 20
+# What the machine is short of, or its disk's fault.
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,12 @@ def read_parts(path: Path, *, limit_bytes: int = MAX_BYTES, follows: bool = Fals
 
 
 def read_bytes(path: Path, limit_bytes: int) -> bytes:
-    """Returns the bytes of a file that a candidate may have made; raises `AuditError`."""
+    """Returns the bytes of a file that a candidate may have made.
+
+    Raises:
+        AuditError: it cannot be read.
+        SandboxError: this machine cannot read now, which says nothing of the file.
+    """
     try:
         # O_NONBLOCK: opening a pipe would wait for its writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -188,7 +196,10 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
                 raise AuditError(f"{path.name} is no regular file")
             data = file.read(limit_bytes + 1)
     except OSError as error:
-        raise AuditError(f"{path.name} cannot be read: {error.strerror}") from None
+        text = f"{path.name} cannot be read: {error.strerror}"
+        if error.errno in _OF_THE_MACHINE:
+            raise SandboxError(text) from None
+        raise AuditError(text) from None
     if len(data) > limit_bytes:
         raise AuditError(f"{path.name} is larger than {limit_bytes} bytes")
     return data

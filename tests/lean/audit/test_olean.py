@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import struct
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.images import Image, Lean
 
-from leanq.errors import AuditError
+from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit import image as image_module
-from leanq.lean.audit.olean import Constant, Import, Module, Name, display, read_module
+from leanq.lean.audit.olean import Constant, Import, Module, Name, display, read_bytes, read_module
 
 
 @pytest.fixture(scope="module")
@@ -336,3 +337,16 @@ def test_display(name: Name, text: str) -> None:
 @given(*(2 * [st.lists(st.text("a.«»0", max_size=4) | st.integers(0, 9), max_size=3)]))
 def test_different_names_never_look_the_same(one: list[str | int], two: list[str | int]) -> None:
     assert (display(tuple(one)) == display(tuple(two))) == (one == two)
+
+
+def test_a_machine_without_descriptors_says_nothing_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "Fine.olean"
+    path.write_bytes(b"x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(SandboxError, match=r"Fine\.olean cannot be read: Too many open files"):
+            read_bytes(path, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert read_bytes(path, 1) == b"x"
