@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from leanq.errors import AuditError, LeanQError
+from cachetools import TTLCache
+
+from leanq.errors import AuditError, LeanQError, SandboxError
 from leanq.lean.audit.image import Name
 from leanq.lean.audit.judge_lean import JudgeLean, judge_lean
 from leanq.lean.audit.kernel_images import KernelImages
@@ -42,6 +44,8 @@ _LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
 _MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
 _MOST_ANSWERED_BYTES = 64 << 20
 _AGAIN_S = 30.0  # until a self-test that could not be run is tried again
+# For how many headers a judge starts without what prints statements, and until that is tried again.
+_SILENT_REMEMBERED, _SILENT_S = 256, 600.0
 
 _NOTHING = Survey(frozenset(), frozenset(), frozenset())
 
@@ -96,6 +100,10 @@ class JudgeLimitError(Exception):
     """The judge ran into a limit, which says nothing of the file."""
 
 
+class _LostError(Exception):
+    """A judge's process has died of something else than its limits."""
+
+
 Parts = Sequence[bytes]
 """The bytes of one compiled file, in its parts."""
 
@@ -132,6 +140,8 @@ class Judges:
         self._idle: list[_JudgeProcess] = []
         self._closed, self._again_s = False, math.inf
         self._prints, self._alone = prints, alone
+        # Headers with which a judge starts only if it does not print.
+        self._silent: TTLCache[_Imports, bool] = TTLCache(_SILENT_REMEMBERED, _SILENT_S)
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
         self._memory: PassMemory | None = None
@@ -283,16 +293,34 @@ class Judges:
             memory_bytes=max(limits.memory_bytes, _LEAST_MEMORY_BYTES),
         )
         async with self._free:
-            process = await self._take(imports, without_kernel, order.get("tenant"))
-            done = False
             try:
-                found = await process.ask(order, files, limits)
-                done = True
-            finally:
-                if not done or self._closed or not process.usable:
-                    await process.close()
-                else:
-                    self._idle.insert(0, process)
+                return await self._asked_once(imports, files, order, limits, without_kernel)
+            except _LostError as error:
+                # As when the machine is short of memory, of which this file knows nothing.
+                log.warning("a file is judged once more: %s", error)
+            try:
+                return await self._asked_once(imports, files, order, limits, without_kernel)
+            except _LostError as error:
+                return Judgement(limit=str(error))
+
+    async def _asked_once(
+        self,
+        imports: _Imports,
+        files: Sequence[Parts],
+        order: Mapping[str, Any],
+        limits: Limits,
+        without_kernel: bool,
+    ) -> Judgement:
+        process = await self._take(imports, without_kernel, order.get("tenant"))
+        done = False
+        try:
+            found = await process.ask(order, files, limits)
+            done = True
+        finally:
+            if not done or self._closed or not process.usable:
+                await process.close()
+            else:
+                self._idle.insert(0, process)
         return found
 
     async def _take(
@@ -300,8 +328,9 @@ class Judges:
     ) -> _JudgeProcess:
         """Returns an idle process with this header, if possible one that has judged for this
         tenant; else a new one in another's place."""
+        prints = self._prints and imports not in self._silent
         for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
-            if process.serves == (imports, without_kernel):
+            if process.serves == (imports, without_kernel, prints):
                 self._idle.remove(process)
                 if process.usable:
                     return process
@@ -309,17 +338,23 @@ class Judges:
                 break
         if len(self._idle) >= self._slots:
             await self._idle.pop().close()
-        process = await self._start(imports, without_kernel)
-        if not process.usable and self._prints:
-            log.warning(
-                "statements are not printed here: the judge does not start with what that takes"
-            )
+        process = await self._start(imports, without_kernel, prints=prints)
+        if not process.usable and prints:
             await process.close()
-            self._prints = False
-            process = await self._start(imports, without_kernel)
+            process = await self._start(imports, without_kernel, prints=False)
+            # If it does not start either, that tells nothing of what printing takes.
+            if process.usable:
+                self._silent[imports] = True
+                log.warning(
+                    "statements behind one header are not printed for %d s: the judge does not "
+                    "start with what that takes",
+                    _SILENT_S,
+                )
         return process
 
-    async def _start(self, imports: _Imports, without_kernel: bool) -> _JudgeProcess:
+    async def _start(
+        self, imports: _Imports, without_kernel: bool, *, prints: bool
+    ) -> _JudgeProcess:
         lean, path = self._lean, self._environment.folders()
         if without_kernel:
             lean = replace(lean, libraries=())
@@ -338,13 +373,13 @@ class Judges:
             self._nice,
             imports,
             without_kernel=without_kernel,
-            prints=self._prints,
+            prints=prints,
         )
         if process.unavailable and self._images is not None and not without_kernel:
             # A clean-up may have deleted images; the next file may find room on a full disk.
             if await asyncio.to_thread(self._images.forget_lost):
                 await process.close()
-                return await self._start(imports, without_kernel)
+                return await self._start(imports, without_kernel, prints=prints)
             process.serves = None if lean.fault else process.serves
         return process
 
@@ -387,23 +422,33 @@ class Judges:
         order = {"op": "judge", "ending": ["", ""]}
         expected = [(honest, ""), *((forged, "kernel_refused") for forged in forged(honest))]
         for file, rule in expected:
-            found = await self._asked(_Imports(), [[file]], order, _SELF_TEST_LIMITS)
+            found = await self._tried(_Imports(), [[file]], order)
             if found.unavailable:
                 return found.unavailable
             said = "kernel_refused" if found.disagrees else found.rule
             if said != rule or found.proved == bool(rule):
-                said = said or found.limit or ("proved" if found.proved else "nothing")
+                said = said or ("proved" if found.proved else "nothing")
                 return (
                     f"the judge fails its self-test with {self._environment.toolchain.version}: "
                     f"{said}, expected {rule or 'proved'}"
                 )
         return "" if self._images is None else await self._names_tested()
 
+    async def _tried(
+        self, imports: _Imports, files: Sequence[Parts], order: Mapping[str, Any]
+    ) -> Judgement:
+        """Returns the judge's answer for a self-test; raises SandboxError if it came to none, as on
+        a machine that is short of memory."""
+        found = await self._asked(imports, files, order, _SELF_TEST_LIMITS)
+        if found.limit or found.rule == "not_started":
+            raise SandboxError(found.limit or found.unavailable)
+        return found
+
     async def _names_tested(self) -> str:
         """Returns which names may mean something else in the environment than to the kernel."""
         library = _library(self._environment)
-        found = await self._asked(library, [], {"op": "names"}, _SELF_TEST_LIMITS)
-        if why := found.unavailable or found.limit or found.text:
+        found = await self._tried(library, [], {"op": "names"})
+        if why := found.unavailable or found.text:
             return why
         said = "; ".join(f"{name} ({why})" for name, why in found.unsettled.items())
         return said and (
@@ -457,17 +502,19 @@ class _JudgeProcess:
     """One process, which judges one file at a time.
 
     Attributes:
-        serves: the modules that it has imported, and whether it had to do without a kernel; None
-            if it shall serve no second file.
+        serves: the modules that it has imported, whether it had to do without a kernel, and whether
+            it was to print statements; None if it shall serve no second file.
         unavailable: why it has no kernel, "" if it has one.
         usable: whether it can be asked again.
         tenant: whose file it has judged last, if others of this tenant may follow.
         version: its kernel's Lean.
     """
 
-    def __init__(self, sandbox: Sandbox, process: Process, serves: tuple[_Imports, bool]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, process: Process, serves: tuple[_Imports, bool, bool]
+    ) -> None:
         """Use :meth:`start`."""
-        self.serves: tuple[_Imports, bool] | None = serves
+        self.serves: tuple[_Imports, bool, bool] | None = serves
         self.unavailable = ""
         self.usable = False
         self.tenant: str | None = None
@@ -502,7 +549,7 @@ class _JudgeProcess:
                 cwd=sandbox.scratch,
                 limits=_IMPORT_LIMITS,
             )
-            made = cls(sandbox, process, (imports, without_kernel))
+            made = cls(sandbox, process, (imports, without_kernel, prints))
             order = {
                 "libraries": [str(each) for each in lean.libraries],
                 "fault": lean.fault,
@@ -531,12 +578,19 @@ class _JudgeProcess:
     async def ask(
         self, order: Mapping[str, Any], files: Sequence[Parts], limits: Limits
     ) -> Judgement:
-        """Returns its answer about files. After a missing answer it is not usable any more."""
+        """Returns its answer about files. After a missing answer it is not usable any more.
+
+        Raises:
+            _LostError: it has died of something else than its limits.
+            SandboxError: this machine failed.
+        """
         if not self.usable:
             return Judgement(rule="not_started", unavailable=self.unavailable)
         self.usable = False
         self.tenant = order.get("tenant")
         process = self._process
+        if process.ended:
+            raise _LostError("the judge's process has died before it had the file")
         frame = {
             "tenant": None,
             "statements": True,
@@ -561,6 +615,8 @@ class _JudgeProcess:
                 process.write(part)
         line = await self._line()
         if line is None:
+            if (end := await process.wait()).stopped is None:
+                raise _LostError(f"the judge's process has died with the file: {end}")
             return Judgement(limit="the judge was stopped by a limit")
         process.renew_untold(_IDLE_LIMITS)
         self.usable = True

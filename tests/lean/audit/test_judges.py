@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -13,12 +16,14 @@ import pytest_asyncio
 from support.images import Image as Writer
 from support.images import Lean
 from support.trees import PRELUDE, TREES
+from support.waiting import eventually
 
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.sandbox.usage import descendants
 from leanq.lean.syntax import split_header
 from leanq.queue.metrics import COUNTS
 
@@ -274,3 +279,88 @@ async def test_what_stands_behind_a_text_is_no_way_to_declare_an_axiom(
         )
         assert (found.proved, found.ended) == (True, ended)
         assert bool(found.survey.axioms) is not ended
+
+
+def judge_pids() -> set[int]:
+    """The judges' processes below this one, their forks included."""
+    found = set()
+    for pid in descendants():
+        with contextlib.suppress(OSError):
+            if b"judge_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+@pytest.mark.parametrize("is_noticed", [False, True], ids=["unseen", "seen"])
+async def test_a_judge_that_dies_between_two_files_costs_neither(
+    core: Environment, honest: bytes, is_noticed: bool
+) -> None:
+    """As when the machine is short of memory for another tenant's text."""
+    judges = Judges(core, slots=1)
+    try:
+        assert not await judges.unavailable()
+        before = judge_pids()
+        assert (await judged(judges, [honest])).proved
+        [judge] = judge_pids() - before
+        os.kill(judge, signal.SIGKILL)
+        if is_noticed:
+            await eventually(lambda: not Path(f"/proc/{judge}").exists())
+        found = await judged(judges, [honest])
+        assert (found.proved, found.limit) == (True, "")
+    finally:
+        await judges.close()
+
+
+async def test_a_judge_that_dies_at_its_start_costs_no_other_header_its_statements(
+    core: Environment, lean: Lean, honest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "prelude\naxiom a : Prop\ntheorem t (h : a) : a := h\n"
+    file = read_parts(lean.compile(own, name="Own"))
+    judges = Judges(core, slots=1)
+    try:
+        assert not await judges.unavailable()
+        with monkeypatch.context() as short:
+            short.setattr(
+                "leanq.lean.audit.judge_client._IMPORT_LIMITS",
+                replace(LIMITS, cpu_s=0.001, look_s=0.025),
+            )
+            assert not (await judged(judges, file, own)).proved
+        assert all((await judged(judges, [honest])).statements)
+        # Without its notation it did not start either, so that tells nothing of this header.
+        assert all((await judged(judges, file, own)).statements)
+    finally:
+        await judges.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short_of", ["start", "memory"])
+async def test_a_self_test_that_the_machine_has_ended_is_run_again(
+    core: Environment,
+    tmp_path: Path,
+    large: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    short_of: str,
+) -> None:
+    module = "leanq.lean.audit.judge_client"
+    monkeypatch.setattr(f"{module}._AGAIN_S", 0.0)
+    monkeypatch.setattr("leanq.lean.pass_memory._passed", set())
+    judges = Judges(replace(core, cache=tmp_path), slots=1)
+    try:
+        with monkeypatch.context() as short:
+
+            def forged(_: bytes) -> list[bytes]:
+                """From here on, since Lean compiles the honest text before."""
+                if short_of == "start":
+                    low = replace(LIMITS, cpu_s=0.001, look_s=0.025)
+                    short.setattr(f"{module}._IMPORT_LIMITS", low)
+                else:
+                    low = replace(LIMITS, memory_bytes=64 << 20)
+                    short.setattr(f"{module}._LEAST_MEMORY_BYTES", 0)
+                    short.setattr(f"{module}._SELF_TEST_LIMITS", low)
+                return [large]
+
+            short.setattr(f"{module}.forged", forged)
+            assert "could not be run" in await judges.unavailable()
+        assert not await judges.unavailable()
+    finally:
+        await judges.close()
