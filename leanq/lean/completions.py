@@ -27,11 +27,18 @@ _PROSE = re.compile(
     r"(?:\*\*|#+ |[-*] |[0-9]+\. )?[A-Z][\w'’]*(?:[ ,][^:=⟨⟩←→∀∃λ|]*)?[.:!?](?:\*\*)?\s*"
 )
 _DECLARED = re.compile(r"\b(?:theorem|lemma|def|abbrev|instance|example)\b[ \t\n]*([^\s({\[:]*)")
+_HELPER = re.compile(
+    r"\b(?:theorem|lemma|def|abbrev|instance|structure|inductive|class)\b[ \t\n]*([^\s({\[:]*)"
+)
+_NAMESPACE = re.compile(r"^namespace[ \t]+(\S+)", re.MULTILINE)
+_BOUND = r"(?:have|let|set|obtain|intro|rintro|fun|λ)[ \t]+"
 # Words that stand before a declaration's keyword and belong to it.
 _MODIFIERS = re.compile(
     r"(?:/--(?:[^-]|-(?!/))*-/\s*|@\[[^\]\n]*\]\s*|(?:private|protected|noncomputable)\s+)*\Z"
 )
 _COMMANDS = {"def", "abbrev", "theorem", "lemma", "instance", "example", "axiom", "opaque"}
+_COMMAND = re.compile(r"\s*(?:#\w|(?:import|open|theorem|lemma|def|example|namespace)\b)")
+_PROVES = re.compile(r":=|^[ \t]*\|", re.MULTILINE)
 # Tactics that are no terms.
 _TACTIC_WORDS = (
     "exact intro intros rintro apply refine rw rewrite simp simp_all simpa dsimp norm_num omega "
@@ -55,10 +62,18 @@ def candidate_of(statement: str, completion: str) -> str:
     >>> candidate_of("theorem t : p := by sorry", "I think:\\n```lean\\nintro x\\nexact h\\n```")
     'theorem t : p := by\\n  intro x\\n  exact h'
     """
-    block = last_block(completion, statement)
+    block, earlier = _last_block(completion, statement)
     if is_whole(statement, block) or not find_holes(statement):
-        return _behind_its_preamble(statement, block)
-    return with_proof(statement, block)
+        return _behind_its_preamble(statement, _behind_helpers(block, earlier, statement))
+    helpers = "".join(
+        f"{each[split_header(each).end_offset :]}\n" for each in _helpers(block, earlier, statement)
+    )
+    proved = with_proof(statement, block)
+    declared = next(iter(_DECLARED.finditer(statement)), None)
+    if not helpers or declared is None:
+        return proved
+    before = _without_modifiers(statement[: declared.start()])
+    return f"{before}{helpers}{proved[len(before) :]}"
 
 
 def last_block(text: str, statement: str = "") -> str:
@@ -69,6 +84,11 @@ def last_block(text: str, statement: str = "") -> str:
     before it. Without a fence it is the answer without its prose. Text between marks of thought
     does not count.
     """
+    return _behind_helpers(*_last_block(text, statement), statement)
+
+
+def _last_block(text: str, statement: str) -> tuple[str, Sequence[str]]:
+    """Returns the Lean code of an answer, and the blocks before it."""
     text = _plain(text)
     labelled, unlabelled = list[str](), list[str]()
     for language, body in _blocks(text):
@@ -77,25 +97,75 @@ def last_block(text: str, statement: str = "") -> str:
         elif not language:
             unlabelled.append(body)
     for blocks in (labelled, unlabelled):
-        declaring = [body for body in blocks if statement and is_whole(statement, body)]
+        declaring = [n for n, body in enumerate(blocks) if statement and is_whole(statement, body)]
         if blocks and (declaring or blocks is labelled or not labelled):
-            block = (declaring or blocks)[-1]
-            return _with_spaces(_with_helpers(block, blocks, statement) if declaring else block)
-    return _with_spaces(_without_prose(_TAG.sub("", text)))
+            chosen = _chosen(blocks, declaring, statement)
+            return _with_spaces(blocks[chosen]), [*map(_with_spaces, blocks[:chosen])]
+    return _with_spaces(_without_prose(_TAG.sub("", text))), ()
 
 
-def _with_helpers(block: str, blocks: Sequence[str], statement: str) -> str:
-    """Returns a block behind the earlier ones that declare what it names and lacks."""
-    for earlier in reversed(blocks[: blocks.index(block)]):
-        declared = _declared(earlier) - {""}
-        if declared & (_declared(statement) | _declared(block)) or not any(
-            re.search(rf"(?<![\w.]){re.escape(each)}(?![\w'])", block) for each in declared
-        ):
-            continue
-        theirs, own = split_header(earlier), split_header(block)
+def _chosen(blocks: Sequence[str], declaring: Sequence[int], statement: str) -> int:
+    """Returns the number of the last block that declares the same as the statement and proves it.
+
+    If none does, it is the last block behind them: the proof that these lack.
+    """
+    stated = _declared(statement)
+    proving = [
+        n
+        for n in declaring
+        if stated & _declared(blocks[n]) and _PROVES.search(blocks[n]) and not find_holes(blocks[n])
+    ]
+    behind = range(declaring[-1] + 1 if declaring else 0, len(blocks))
+    proofs = [n for n in behind if not _COMMAND.match(blocks[n])]
+    return [*declaring, *proofs, *proving][-1] if declaring else len(blocks) - 1
+
+
+def _behind_helpers(block: str, earlier: Sequence[str], statement: str) -> str:
+    """Returns a block that declares the same as a statement behind the helpers that it lacks."""
+    if not is_whole(statement, block):
+        return block
+    for helper in reversed(_helpers(block, earlier, statement)):
+        theirs, own = split_header(helper), split_header(block)
         header = own if own.imports or own.is_prelude else theirs
-        block = "\n".join((header.text, earlier[theirs.end_offset :], block[own.end_offset :]))
+        block = "\n".join((header.text, helper[theirs.end_offset :], block[own.end_offset :]))
     return block
+
+
+def _helpers(block: str, earlier: Sequence[str], statement: str) -> list[str]:
+    """Returns the earlier blocks that declare what a block names and lacks, each up to a statement
+    of the theorem."""
+    found: list[str] = []
+    text = block
+    stated = _declared(statement)
+    for body in reversed(earlier):
+        attempts = (match for match in _DECLARED.finditer(body) if match[1] in stated)
+        if (attempt := next(attempts, None)) is not None:
+            body = _without_modifiers(body[: attempt.start()])
+        declared = _helpful(body)
+        if find_holes(body) or declared & (stated | _helpful(text)):
+            continue
+        spaces = [match[1] for match in _NAMESPACE.finditer(body)]
+        names = declared | {f"{space}.{each}" for space in spaces for each in declared}
+        if any(_names(text, each) for each in names):
+            found.insert(0, body)
+            text = f"{body}\n{text}"
+    return found
+
+
+def _helpful(text: str) -> set[str]:
+    """Returns the names in a text that another can use."""
+    return {match[1] for match in _HELPER.finditer(text)} - {""}
+
+
+def _names(text: str, name: str) -> bool:
+    """Returns whether a text may mean a declaration by a name that it does not bind."""
+    whole = rf"(?<![\w.]){re.escape(name)}(?![\w'])"
+    return bool(re.search(whole, text)) and not re.search(_BOUND + whole, text)
+
+
+def _without_modifiers(before: str) -> str:
+    """Returns what stands before a declaration, without the words that belong to this."""
+    return before[: _MODIFIERS.search(before).start()]  # type: ignore[union-attr]
 
 
 def _declared(text: str) -> set[str]:
@@ -170,7 +240,7 @@ def _behind_its_preamble(statement: str, text: str) -> str:
     first = next((each for each in declared if each[1] in _declared(text)), None)
     header = split_header(statement).text
     before = statement[: first.start()] if first is not None else header
-    before = before[: _MODIFIERS.search(before).start()]  # type: ignore[union-attr]
+    before = _without_modifiers(before)
     # The text has this part already.
     behind_header = before.removeprefix(header).strip()
     lent = header if behind_header and behind_header in text else before
