@@ -1,7 +1,7 @@
 """A server for the Model Context Protocol: agents check, step, verify and search.
 
 Tools return the JSON of ``leanq submit --json``, ``verify`` and ``step``. Long messages and goals
-are cut, since they fill a model's context.
+are cut, since they fill a model's context; a proof is whole.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
         return _cut(
             {
                 "ended": result.ended,
-                "proof": result.code,
                 "tactics": list(result.tactics),
                 "steps": result.progress.steps,
                 "states": result.progress.states,
@@ -103,7 +102,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
                     if result.ended != "proved"
                 ],
             }
-        )
+        ) | {"proof": result.code}
 
     return server
 

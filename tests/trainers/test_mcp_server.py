@@ -55,6 +55,14 @@ async def test_a_search_returns_the_proof_or_what_is_closest(pool: Pool) -> None
         assert goals == {"p", "q ∧ p", "q"}
 
 
+async def test_a_long_proof_is_whole(pool: Pool) -> None:
+    statement = f"-- {'long' * 1200}\n{THEOREM}sorry"
+    proof = "exact And.intro h.right h.left"
+    async with Client(make_server(pool)) as agent:
+        found = await call(agent, "search", statement=statement, tactics=[proof])
+        assert found["proof"].endswith(proof)
+
+
 async def test_what_was_wrong_is_told_to_the_agent(pool: Pool) -> None:
     async with Client(make_server(pool)) as agent:
         for name, arguments, said in (
