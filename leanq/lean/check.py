@@ -111,6 +111,7 @@ class Target:
             theorems.
         stand_ins: how the names of our axioms for the holes that stay open begin, in the target and
             in the candidate.
+        unseen: how the names of those end that no tactic in the hole in question can see there.
         examples: the names of ours for the examples of both.
     """
 
@@ -120,6 +121,7 @@ class Target:
     holes: Sequence[str] | None = ()
     is_whole: bool = False
     stand_ins: Sequence[str] = ()
+    unseen: Sequence[str] = ()
     examples: Sequence[str] = ()
 
     def order(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ class Target:
             "holes": self.holes,
             "is_whole": self.is_whole,
             "stand_ins": self.stand_ins,
+            "unseen": self.unseen,
             "examples": self.examples,
         }
 

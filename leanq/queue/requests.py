@@ -86,6 +86,7 @@ Rule = Literal[
     "hole_not_named",  # a definition whose value is a sorry, but that is not named as a hole
     "hole_uses_theorem",  # the value of a hole depends on a theorem to be proved
     "hole_uses_hole",  # a tactic proves by what stands in for another hole of its text
+    "hole_left_out",  # Lean keeps nothing of what a tactic proves in its hole
     "target_lacks",  # the target does not declare a theorem that is asked for
     "target_unread",  # Lean has not read the target to its end
 ]

@@ -174,6 +174,7 @@ class _Bench:
             holes=order["holes"],
             is_whole=order["is_whole"],
             stand_ins=order["stand_ins"],
+            unseen=order["unseen"],
             allowed=order["allowed"],
             ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
         )

@@ -46,10 +46,10 @@ from leanq.lean.audit.image import (
     Name,
     Raw,
 )
-from leanq.lean.audit.interner import Interner, Value
+from leanq.lean.audit.interner import MEANING, Interner, Value
 from leanq.lean.audit.layouts import Damaged, shape
 from leanq.lean.audit.olean import display
-from leanq.lean.audit.stand_ins import ALONE, SORRY, Use, Uses
+from leanq.lean.audit.stand_ins import ALONE, SORRY, Mark, Use, Uses
 from leanq.lean.audit.survey import places
 
 _STAND_IN = "stand-in"
@@ -154,7 +154,7 @@ class View:
                 continue
             numbers = (self._number(raw, root)[0] for root in roots)
             levels = len(self._image.levels(raw))
-            meanings[name] = self._interner.number(("meaning", raw.kind, levels, *numbers))
+            meanings[name] = self._interner.number((MEANING, raw.kind, levels, *numbers))
             self._behind[name] = self._unfolded(inner)
             todo.pop()
 
@@ -442,6 +442,7 @@ def compare(
     ignored: Collection[Name] = (),
     is_whole: bool = False,
     stand_ins: Sequence[str] = (),
+    unseen: Collection[str] = (),
     allowed: Collection[str] = (),
 ) -> Comparison:
     """Compares two files.
@@ -454,6 +455,7 @@ def compare(
         is_whole: whether the candidate has to have all that the target's text declares.
         stand_ins: how the names of our axioms for the holes that stay open begin, in the target and
             in the candidate.
+        unseen: how the names of those end that no tactic in the hole in question can see there.
         allowed: axioms that the caller allows; if the candidate declares one, it has to be the
             target's.
 
@@ -477,31 +479,46 @@ def compare(
     found = _Comparing(ours, theirs, wanted, open_, holes, stand_ins, allowed).run()
     if stand_ins:
         reader = Uses(interner, marks, theirs.image.spend)
-        found.differences += _compare_uses(ours, theirs, reader)
+        sorries = Uses(interner, [SORRY], theirs.image.spend)
+        exempt = {interner.number((_STAND_IN, end)) for end in unseen}
+        found.differences += _compare_uses(ours, theirs, reader, sorries, exempt)
     return found
 
 
-def _compare_uses(ours: Stated, theirs: Stated, reader: Uses) -> Iterator[Difference]:
-    """Yields a difference if a stand-in that the tactic reaches proves in the candidate what it
+def _compare_uses(
+    ours: Stated, theirs: Stated, reader: Uses, sorries: Uses, unseen: Collection[Mark]
+) -> Iterator[Difference]:
+    """Yields a difference if a stand-in that the tactic may reach proves in the candidate what it
     does not prove in the target."""
-    known: dict[int, set[Use]] = {}
-    held, beside = set[int](), set[int]()
+    known: dict[Mark, set[Use]] = {}
+    held, beside, is_left_out = set[Mark](), set[Mark](), True
+    goals = set[Use]()
     for _, numbers, has_sorry in ours.open_constants():
+        is_left_out = is_left_out and not has_sorry
         for number in numbers:
+            goals |= sorries.of(number)
             held |= reader.held(number)
             if has_sorry:
                 beside |= reader.marks(number)
             for use in reader.of(number):
-                if use.type_ != ALONE:
-                    known.setdefault(use.mark, set()).add(use)
-    allowed: dict[int, set[tuple[int, int]]] = {}
+                known.setdefault(use.mark, set()).add(use)
+    if is_left_out:
+        text = "Lean leaves out what stands in this hole, since nothing that is proved uses it"
+        yield Difference("sorry", "hole_left_out", f"{text}; close the other holes first")
+    changing = set[Mark]()
+    if len(goals) == 1:  # what mentions one goal can stand before another
+        changing = {mark for mark, uses in known.items() if all(map(reader.is_open, uses))} - held
+    # It reaches those of other declarations unseen, by unfolding these.
+    changing |= beside.intersection(unseen)
+    allowed: dict[Mark, set[tuple[int, int]]] = {}
     for mark, uses in known.items():
+        typed = [use for use in uses if use.type_ != ALONE]
         # A hole in several places can have several types, and the goal mentions perhaps one.
-        if mark not in held or len({reader.closed(use) for use in uses}) == 1:
-            allowed[mark] = {next(reader.sequents(use)) for use in uses}
+        if mark not in held or len({reader.closed(use) for use in typed}) == 1:
+            allowed[mark] = {next(reader.sequents(use)) for use in typed}
     for name, numbers, _ in theirs.open_constants():
         for mark, type_ in frozenset[Use]().union(*map(reader.of, numbers)):
-            if mark in beside and mark not in held:
+            if mark in changing:
                 continue
             sequents = reader.sequents(Use(mark, type_)) if type_ != ALONE else ()
             if allowed.get(mark, set()).isdisjoint(sequents):

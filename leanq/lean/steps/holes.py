@@ -1,9 +1,9 @@
 """Sources with holes: their places, and the text with which Lean tries a tactic in one.
 
 A hole is a ``sorry``. A trial is written into a block in its place, ``(by {…})`` for a term and
-``{…}`` for a tactic. This is Lean's own syntax in any environment. The tactics stand at the margin,
-whatever the lines around them, and only the brace ends the block. Lean prints the goals left in
-such a block as it prints any goal::
+``({…})`` for a tactic. This is Lean's own syntax in any environment. The tactics stand at the
+margin, whatever the lines around them, and only the brace ends the block. Lean prints the goals
+left in such a block as it prints any goal::
 
     theorem t (p q : Prop) (hp : p) (hq : q) : And p q := (by {
     constructor
@@ -207,6 +207,17 @@ class Draft:
         """The whole text; nothing is appended any more."""
         return "".join(self._pieces)
 
+    def with_trial(self, tactic: str) -> Draft:
+        """Returns the same draft with another tactic on trial."""
+        moved = len(tactic) - (self.trial.end - self.trial.start)
+        draft = Draft()
+        draft.add(self.text[: self.trial.start])
+        draft.trial = draft.add(tactic)
+        draft.add(self.text[self.trial.end :])
+        draft.blocks = [Span(each.start, each.end + moved) for each in self.blocks]
+        draft.stand_ins = self.stand_ins
+        return draft
+
     @cached_property
     def _line_starts(self) -> list[int]:
         return [0, *accumulate(len(line) + 1 for line in self.text.split("\n"))]
@@ -236,11 +247,12 @@ class Draft:
     def add_block(self, form: Form, content: Callable[[], object]) -> Span:
         """Appends a block; ``content`` appends its tactics."""
         start, column = self._length, self._column
-        self.add("(by {" if form == "term" else "{")
+        # Lean has no bare brace behind `case … =>`.
+        self.add("(by {" if form == "term" else "({")
         content()
         # Fields behind it may not stand to the left of those before it.
         self.add(" " * (column - self._column))
-        self.add("})" if form == "term" else "}")
+        self.add("})")
         return Span(start, self._length)
 
     def place(self, message: Message) -> Span:
@@ -258,13 +270,12 @@ class Draft:
         """Returns whether it tells the goals left in the block around the tactic on trial."""
         return self.level(message) == len(self.blocks) - 1
 
-    def left_outside(self, messages: Sequence[Message]) -> list[int]:
-        """Returns how many goals are left in each of the blocks around that of the tactic on
+    def left_over(self, messages: Sequence[Message]) -> list[int]:
+        """Returns how many goals are left in each block; the last is that of the tactic on
         trial."""
-        left = [0] * (len(self.blocks) - 1)
+        left = [0] * len(self.blocks)
         for message in messages:
-            level = self.level(message)
-            if level is not None and level < len(left):
+            if (level := self.level(message)) is not None:
                 left[level] += len(read_goals(message))
         return left
 

@@ -9,6 +9,7 @@ code takes part.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from leanq.lean.check import Auditor, check
+from leanq.lean.check import Auditor, Target, check
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.prefixes import Prefixes
-from leanq.lean.process import Lean, Run, Slot
+from leanq.lean.process import Lean, Run, Slot, limits_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
@@ -27,6 +28,16 @@ from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
 from leanq.lean.targets import Targets, named_as_in_source
 from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
+
+_UNFILLED = "exact sorry"
+# Lean prints all that a tactic sees, as it is. A text can set such options as well.
+_OPTION = re.compile(r"\bpp\b")
+_RAW = tuple(
+    f"-Dweak.pp.{each}=true"
+    for each in ("raw", "auxDecls", "implementationDetailHyps", "showLetValues")
+)
+# A goal can stand for what has closed it.
+_NAMED_GOAL = re.compile(r"\?(?!_(?!\w))")
 
 
 class Trials:
@@ -94,7 +105,7 @@ class _Step:
             run = await self._try(slot, draft)
             outcome = outcome_apart(draft, run.outcome)
             left = [m for m in outcome.messages if draft.is_left(m)]
-            outside = draft.left_outside(outcome.messages)
+            *outside, _ = draft.left_over(outcome.messages)
             reply = structs.replace(outcome, messages=move.told(draft, outcome.messages)).reply(
                 cpu_s=run.done.exit.cpu_s, way=run.way
             )
@@ -145,17 +156,32 @@ class _Step:
         texts = [tactic.text for tactic in (*move.recipe.tactics, move.tactic)]
         return await self._auditor.runs_programs("\n".join(texts))
 
-    async def _without_tactic(self, stand_in: str) -> str:
-        """Returns the text with the tactic's own hole open, and a stand-in for all others."""
-        recipe, unfilled = self._move.recipe, Tactic("exact sorry")
+    async def _without_tactic(self, stand_in: str) -> Draft:
+        """Drafts the text with the tactic's own hole open, and a stand-in for all others."""
+        recipe, unfilled = self._move.recipe, Tactic(_UNFILLED)
         draft = draft_trial(recipe, unfilled)
         outside: Sequence[int] = ()
-        if len(draft.blocks) > 1:
-            # The tactic may have closed some of these goals as well.
+        if recipe.tactics:
+            # The tactic may have closed all of these goals.
             async with self._lean.slot() as slot:
                 run = await self._try(slot, draft)
-            outside = draft.left_outside(run.outcome.messages)
-        return draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside).text
+            *outside, others = draft.left_over(run.outcome.messages)
+            unfilled = Tactic("\n;\n".join([_UNFILLED] * (1 + others)))
+        return draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside)
+
+    async def _unseen(self, draft: Draft, stand_in: str) -> list[str]:
+        """Returns how the names of those stand-ins end that no tactic in the hole can see: they
+        stand nowhere in Lean's view of its goals, and the tactic names no other."""
+        move = self._move
+        if _OPTION.search(draft.text) or _NAMED_GOAL.search(move.tactic.text):
+            return []
+        draft = draft.with_trial("skip")
+        limits = limits_of(self._request)
+        async with self._lean.slot() as slot:
+            run = await self._lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
+        goals = "".join(m.text for m in run.outcome.messages if draft.is_left(m))
+        unseen = [name for name in draft.stand_ins if name not in goals] if goals else []
+        return [name.removeprefix(stand_in) for name in unseen]
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left. Verifies the whole text against its source, so that the tactics have
@@ -174,20 +200,27 @@ class _Step:
         request = structs.replace(self._request, allow_axioms=allowed)
         source = move.recipe.source.code
         stand_ins: tuple[str, ...] = ()
-        stated = source
+        stated: Draft | None = None
         if stand_in:
             stand_ins = (f"_leanq_{move.state[:16]}_", stand_in)
             stated = await self._without_tactic(stand_ins[0])
-        target, salt = await self._targets.of_source(source, draft.text, self._request, stated)
-        text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
-        checked = await check(
-            self._lean,
-            self._auditor,
-            request,
-            text,
-            target=replace(target, stand_ins=stand_ins),
-            options=options,
+        target, salt = await self._targets.of_source(
+            source, draft.text, self._request, stated.text if stated else source
         )
+        target = replace(target, stand_ins=stand_ins)
+        text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
+
+        async def check_against(target: Target) -> Reply:
+            return await check(
+                self._lean, self._auditor, request, text, target=target, options=options
+            )
+
+        checked = await check_against(target)
+        if stated and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
+            # Recursion moves variables, and a goal of several can be about another.
+            unseen = await self._unseen(stated, stand_ins[0])
+            if unseen:
+                checked = await check_against(replace(target, unseen=unseen))
         checked = structs.replace(checked, theorems=())
         return structs.replace(
             move.closed(draft, checked),

@@ -88,6 +88,7 @@ def verifying(target: Sequence[bytes], candidate: Sequence[bytes]) -> Ask:
         "allowed": (),
         "is_whole": True,
         "stand_ins": (),
+        "unseen": (),
     }
     return lambda judges, tenant: judges.verify(
         split_header(PRELUDE), target, candidate, {**order, "tenant": tenant}, LIMITS

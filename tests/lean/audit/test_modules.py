@@ -132,6 +132,7 @@ async def verified(judges: Judges, lean: Lean, code: str, target: str) -> Judgem
         "holes": [],
         "is_whole": False,
         "stand_ins": [],
+        "unseen": [],
         "allowed": [],
     }
     files = parts(lean, target, "Target"), parts(lean, code)

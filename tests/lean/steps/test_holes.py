@@ -134,10 +134,10 @@ HOLES = tuple(find_holes(CODE))
 
 def test_the_blocks_stand_in_the_holes() -> None:
     draft = draft_probe(CODE, HOLES, {0: "term", 2: "tactic"})
-    assert draft.text == "theorem t : a := f (by {}) (by exact sorry)\ntheorem u : b := {}"
+    assert draft.text == "theorem t : a := f (by {}) (by exact sorry)\ntheorem u : b := ({})"
     assert {n: draft.text[s.start : s.end] for n, s in draft.probes.items()} == {
         0: "(by {})",
-        2: "{}",
+        2: "({})",
     }
 
 

@@ -267,6 +267,14 @@ theorem u : 1 = 1 := sorry
 
 
 @pytest.mark.slow
+async def test_a_tactic_that_closes_several_goals_beside_another_hole(lean: Lean) -> None:
+    reply = await lean.check(f"""{HEAD}theorem t (p q : Prop) (hp : p) (hq : q) :
+    And (And p q) q := And.intro sorry sorry
+""")
+    reply = await lean.walk(reply.sorries[0].state, "constructor", "exact hp\nexact hq")
+    assert (reply.verdict, reply.axioms) == ("accepted", ("sorryAx",))
+
+
 async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "constructor\nexact sorry")
