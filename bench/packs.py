@@ -43,11 +43,11 @@ class _Slow(mfusepy.Operations):
     def __init__(self, root: Path, latency_s: float) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         self._root = root
-        self._latency_s = latency_s
+        self.latency_s = latency_s
 
     def _asked(self, what: str, path: str) -> str:
         self.counts[what] += 1
-        time.sleep(self._latency_s)
+        time.sleep(self.latency_s)
         return f"{self._root}{path}"
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
@@ -76,7 +76,7 @@ class _Slow(mfusepy.Operations):
         os.close(fh)
 
 
-class _Mount:
+class SlowMount:
     """A mount of a folder, for as long as the context lasts."""
 
     def __init__(self, root: Path, at: Path, latency_s: float) -> None:
@@ -120,20 +120,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="leanq-packs-") as scratch:
         here = Path(scratch)
 
-        def noted(what: str, mount: _Mount, work: Callable[[], None]) -> None:
+        def noted(what: str, mount: SlowMount, work: Callable[[], None]) -> None:
             mount.slow.counts.clear()
             began_s = time.monotonic()
             work()
             rows.append((what, time.monotonic() - began_s, mount.slow.counts.copy()))
 
-        with _Mount(prefix, here / "a", latency_s) as mount:
+        with SlowMount(prefix, here / "a", latency_s) as mount:
             lean = str(mount.at / "bin" / "lean")
 
             def open_it() -> None:
                 open_environment("a", None, lean=lean, cache=here / "cache-a", environ=os.environ)
 
             noted("a worker opens the environment there", mount, open_it)
-        with _Mount(prefix, here / "b", latency_s) as mount:
+        with SlowMount(prefix, here / "b", latency_s) as mount:
             lean = str(mount.at / "bin" / "lean")
             command = (lean, "T.lean")
             (here / "T.lean").write_text(_TEXT)
@@ -153,7 +153,7 @@ def main() -> None:
         packed_s = time.monotonic() - began_s
         size_mb = (packs / "w.tar.zst").stat().st_size / 1e6
         opened: list[Environment] = []
-        with _Mount(packs, here / "c", latency_s) as mount:
+        with SlowMount(packs, here / "c", latency_s) as mount:
 
             def unpack() -> None:
                 opened.append(open_environment("c", mount.at / "w.tar.zst", cache=here / "cache-c"))

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import socket
+import sys
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -69,6 +70,8 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         ):
             yield "leanq_requests", (name, state), count
         yield "leanq_oldest_waiting_seconds", (name,), environment.oldest_s
+        for tenant, count in environment.fullest.items():
+            yield "leanq_tenant_waiting", (name, tenant), count
         yield "leanq_slots", (name, "busy"), environment.busy
         yield "leanq_slots", (name, "idle"), environment.slots - environment.busy
         yield "leanq_environment_fingerprints", (name,), len(environment.fingerprints)
@@ -208,7 +211,7 @@ class Page:
                 """Does nothing: scrapes are not logged."""
 
         try:
-            self._server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), Handler)
+            self._server = (_Server6 if ":" in host else _Server)((host, port), Handler)
         except OSError as error:
             raise UsageError(
                 f"cannot serve metrics on port {port} of {host!r}: {error.strerror}"
@@ -241,7 +244,14 @@ def page_at(
     return page
 
 
-class _Server6(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Logs why there was no answer, unless the scraper has gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            log.exception("a scrape had no answer")
+
+
+class _Server6(_Server):
     address_family = socket.AF_INET6
 
 

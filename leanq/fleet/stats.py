@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -20,6 +21,9 @@ from leanq.queue.settings import Settings
 from leanq.queue.wire import environments_in, info_of
 
 _T = TypeVar("_T")
+
+# A tenant floods with more than so many requests that wait.
+_MUCH = 100
 
 TOLD_S = 600.0
 """A scaler whose decision is older, in seconds, has gone."""
@@ -52,6 +56,7 @@ class EnvironmentStats:
         cpu_s: CPU seconds of Lean and the judge for results.
         tenants_cpu_s: the same by tenant; ``""`` stands for those beyond the hundred that are
             counted by name.
+        fullest: how many requests wait of the tenants that have the most, one of each priority.
         fingerprints: how many workers offer the environment with each fingerprint. With more than
             one, the same request can get two answers.
     """
@@ -71,8 +76,16 @@ class EnvironmentStats:
     busy: float = 0.0
     workers: float = 0.0
     cpu_s: float = 0.0
+    fullest: Counter[str] = field(default_factory=Counter)
     tenants_cpu_s: dict[str, float] = field(default_factory=dict)
     fingerprints: Counter[str] = field(default_factory=Counter)
+
+    def floods(self) -> tuple[str, int] | None:
+        """Returns the tenant to whom most of a long queue belongs, while others use the
+        environment, too."""
+        tenant, waiting = max(self.fullest.items(), key=itemgetter(1), default=("", 0))
+        is_most = waiting > _MUCH and waiting > 0.8 * self.due and len(self.tenants_cpu_s) > 1
+        return (tenant, waiting) if is_most else None
 
     @property
     def due(self) -> int:
@@ -148,6 +161,7 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
     for row in status.priorities:
         environment = environments[row.environment]
         environment.waiting += row.waiting
+        environment.fullest.update(row.fullest)
         if f"e:{row.environment}" in status.paused:
             environment.held += row.waiting
         else:

@@ -6,7 +6,8 @@ scale``, which decides by them. Each worker shows the figures that it alone know
 
 No label's values grow with requests or pods. ``environment`` is one that workers offer, with the
 versions ``lean`` and ``kernel``, and ``route`` one of the gateway's. ``tenant`` is one of a hundred
-that used CPU time in the last day or so. All other labels have fixed sets of values in the code.
+that used CPU time in the last day or so, or the one for which most requests wait. All other labels
+have fixed sets of values in the code.
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ FLEET = (
         "state",
     ),
     _gauge("leanq_oldest_waiting_seconds", "Age of the oldest request that waits.", "environment"),
+    _gauge(
+        "leanq_tenant_waiting",
+        "Requests that wait of the tenant with the most, one tenant of each priority.",
+        "environment",
+        "tenant",
+    ),
     _gauge("leanq_dead_letters", "Requests that took down too many workers and are kept."),
     _gauge("leanq_workers", "Workers by state: alive, lapsed.", "state"),
     _gauge(

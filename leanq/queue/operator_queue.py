@@ -56,9 +56,13 @@ class OperatorQueue:
             ),
             priorities=tuple(
                 PriorityRow(
-                    text_of(environment), priority, tenants, waiting, oldest_ms / 1000, held
+                    text_of(environment),
+                    *(priority, tenants, waiting, oldest_ms / 1000, held),
+                    {text_of(fullest): most} if most else {},
                 )
-                for environment, priority, tenants, waiting, oldest_ms, held in answer["priorities"]
+                for environment, priority, tenants, waiting, oldest_ms, held, fullest, most in (
+                    answer["priorities"]
+                )
             ),
             quarantined={text_of(environment): n for environment, n in answer["quarantined"]},
             dead=answer["dead"],

@@ -480,6 +480,7 @@ class PriorityRow:
     Attributes:
         tenants: how many tenants they belong to.
         held: how many belong to tenants that are held back; ``oldest_s`` leaves these out.
+        fullest: the tenant with the most that wait, and how many; of each shard.
     """
 
     environment: str
@@ -488,6 +489,7 @@ class PriorityRow:
     waiting: int
     oldest_s: float
     held: int = 0
+    fullest: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)
@@ -579,13 +581,14 @@ def merged(shards: Sequence[Status]) -> Status:
             workers[row.worker] = replace(row, lease_s=lease_s, held=held)
         for priority in shard.priorities:
             place = (priority.environment, priority.priority)
-            seen = priorities.get(place, replace(priority, waiting=0, held=0))
+            seen = priorities.get(place, replace(priority, waiting=0, held=0, fullest={}))
             priorities[place] = replace(
                 priority,
                 tenants=max(priority.tenants, seen.tenants),
                 waiting=priority.waiting + seen.waiting,
                 held=priority.held + seen.held,
                 oldest_s=max(priority.oldest_s, seen.oldest_s),
+                fullest=Counter(priority.fullest) + Counter(seen.fullest),
             )
     names = ("environments", "paused", "decisions", "weights", "aliases", "memories")
     same: Any = {name: dict(ChainMap(*(getattr(each, name) for each in shards))) for name in names}

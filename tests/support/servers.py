@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
@@ -25,6 +26,7 @@ class Server:
 
     folder: Path
     options: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,7 +37,11 @@ class Server:
         place = str(self.folder / "server.sock")
         options = ["--port", "0", "--unixsocket", place, "--save", ""]
         options += ["--dir", str(self.folder), *self.options]
-        self.process = subprocess.Popen([str(find_server()), *options], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [str(find_server()), *options],
+            env={**os.environ, **self.environ},
+            stdout=subprocess.DEVNULL,
+        )
 
         def listens() -> bool:
             # The socket is there before that.
@@ -62,9 +68,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def own_server(*options: str) -> Iterator[Server]:
+def own_server(*options: str, environ: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server for one test, at a socket that stays the same when it is started again."""
-    server = Server(Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp")), options)
+    folder = Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp"))
+    server = Server(folder, options, environ or {})
     server.start()
     try:
         yield server

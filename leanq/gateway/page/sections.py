@@ -150,6 +150,11 @@ def _warnings(overview: Overview, viewer: Viewer) -> Iterator[tuple[str, str]]:
                 f"{name} is not the same on all workers, and so its verdicts may differ: "
                 f"{len(each.fingerprints)} fingerprints.",
             )
+        if (flood := each.floods()) and viewer.sees_tenant(flood[0]):
+            yield (
+                "note",
+                f"{flood[0]} has {flood[1]:,} of the {each.due:,} requests that wait in {name}.",
+            )
     if viewer.sees_fleet:
         for row in status.workers:
             for name, why in degraded_of(info_of(row.info)).items():

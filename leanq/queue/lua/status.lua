@@ -5,7 +5,8 @@
 --   `stats`: all counters. `environments`: by name. `dead`: how many dead letters.
 --   `workers`: rows of id, lease (ms left), requests held, the worker's description of itself.
 --   `priorities`: rows of environment, priority, tenants, waiting (of the first 1,000 tenants), age of the
---     oldest (ms), and how many requests an operator holds back.
+--     oldest (ms), how many requests an operator holds back, and the tenant with the most that wait, with
+--     how many.
 --   `quarantined`: rows of environment and count.
 --   `paused`: the names that are held back, and since when (ms).
 --   `decisions`: the scaler's, by environment. `weights`: by tenant. `aliases`: as in the key.
@@ -40,16 +41,19 @@ local function count_priority(environment, priority)
   local ring_name = environment .. ':' .. priority
   local tenants = redis.call('LRANGE', tag .. ':ring:' .. ring_name, 0, 999)
   local parked = redis.call('SMEMBERS', tag .. ':parked:' .. ring_name)
-  local waiting, held, oldest = 0, 0, now
+  local waiting, held, oldest, fullest, most = 0, 0, now, '', 0
   for _, tenant in ipairs(tenants) do
     local name = 'wait:' .. ring_name .. ':' .. tenant
-    waiting = waiting + length(name)
+    local n = length(name)
+    waiting = waiting + n
+    if n > most then fullest, most = tenant, n end
     oldest = math.min(oldest, first_submitted(name) or now)
   end
   for _, tenant in ipairs(parked) do held = held + length('wait:' .. ring_name .. ':' .. tenant) end
   if #tenants + #parked > 0 then
     local count = redis.call('LLEN', tag .. ':ring:' .. ring_name) + #parked
-    priorities[#priorities + 1] = {environment, priority, count, waiting + held, now - oldest, held}
+    priorities[#priorities + 1] = {environment, priority, count, waiting + held, now - oldest, held,
+      fullest, most}
   end
 end
 
