@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -145,6 +145,9 @@ soak-judge: $(VENV)/dev  ## 10,000 damaged and forged compiled files, and why an
 
 soak-fork: $(VENV)/dev  ## 20,000 checks behind a preloaded header, among kills, crashes and attacks
 	PYTHONPATH=.:tests $(BIN)/python -m soak.fork_soak
+
+find-faults: $(VENV)/dev  ## one hidden fault after another in a small fleet, and what shows it; LEAN=bin/lean, FAULTS=flood
+	PYTHONPATH=.:tests $(BIN)/python -m soak.hidden_faults --lean $(LEAN) $(FAULTS)
 
 sim: $(VENV)/dev      ## the scaler in simulated fleets, 30 seeds; half an hour at most
 	$(BIN)/python -m sim

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import re
 import shutil
 import signal
 import subprocess
-import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -19,18 +16,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
-from support.cluster import free_ports
-from support.fleets import working
-from support.gateways import key_file, new_gateway
 from support.manifests import ROOT, named, overlay, read
 from support.metrics import port_in, scrape
 from support.terminals import Terminal, ended, samples, wait_for_line
-from support.waiting import eventually
 
-from leanq.fleet.prometheus import Page, Sample, fleet_samples
-from leanq.fleet.stats import fleet_stats
-from leanq.gateway.keys import KeyFile
-from leanq.lean.echo import EchoDriver
 from leanq.queue.metrics import CAMPAIGNS, FLEET, GATEWAY, PROCESS, SCALER, WORKER, Kind, Metric
 from leanq.queue.requests import Reason, Verdict
 from leanq.queue.settings import Settings
@@ -296,86 +285,6 @@ def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert rule["annotations"]["runbook"] == anchor
     alerts = {rule["alert"] for rule in rules()}
     assert {heading for heading in headings if heading.startswith("LeanQ")} == alerts
-
-
-class _Faulty(EchoDriver):
-    """A driver of the environment ``echo`` that is not as the others are."""
-
-    def __init__(self, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
-
-    @property
-    def about(self) -> Mapping[str, object]:
-        about = {"driver": "echo", "fingerprint": self._fingerprint}
-        return about | {"degraded": "its fork server does not serve"}
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, *ports: int) -> Iterator[str]:
-    """The URL of a real Prometheus with our rules, which scrapes these ports once a second."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not installed (.ci/run installs it)")
-    config = folder / "prometheus.yml"
-    targets = [f"127.0.0.1:{port}" for port in ports]
-    jobs = [{"job_name": "leanq", "static_configs": [{"targets": targets}]}]
-    every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    files = [str(FOLDER / "alerts.yaml")]
-    config.write_text(
-        yaml.safe_dump({"global": every, "rule_files": files, "scrape_configs": jobs})
-    )
-    (port,) = free_ports(1)
-    options = ("--config.file", config, "--storage.tsdb.path", folder / "data")
-    with subprocess.Popen(
-        [program, *map(str, options), f"--web.listen-address=127.0.0.1:{port}"],
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
-@pytest.mark.slow
-async def test_real_exporters_set_alerts_off_in_a_real_prometheus(
-    settings: Settings, tmp_path: Path
-) -> None:
-    """Each is pending at once, since its time has to pass before it fires."""
-
-    def read() -> Iterable[Sample]:
-        return fleet_samples(asyncio.run(fleet_stats(settings)))
-
-    def alerts(url: str) -> set[tuple[str, str]]:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/api/v1/alerts") as got:
-            told = json.load(got)["data"]["alerts"]
-            return {(each["labels"]["alertname"], each["state"]) for each in told}
-        return set()
-
-    keys = KeyFile(key_file(tmp_path, {"secret": "alice", "rate_per_s": 0.001}))
-    async with (
-        new_gateway(settings, keys=keys, environment="echo") as gateway,
-        working(settings, _Faulty("1" * 64)),
-        working(settings, _Faulty("2" * 64)),
-    ):
-        with (
-            Page(0, read) as fleet,
-            Page(0, gateway.metrics.samples) as own,
-            prometheus(tmp_path, fleet.port, own.port) as url,
-        ):
-            wanted = {"LeanQWorkersDegraded", "LeanQFingerprintsDiffer"}
-            wanted |= {"LeanQGatewayKeysRefused", "LeanQGatewayLimits"}
-
-            async def told() -> bool:
-                # Floods: the rates are those of five minutes.
-                for secret in ("alice", "mallory"):
-                    header = {"Authorization": f"Bearer {secret}"}
-                    for _ in range(50):
-                        await gateway.http.post("/v1/check", json={"code": "x"}, headers=header)
-                found = await asyncio.to_thread(alerts, url)
-                # On a busy machine a gateway may be late as well.
-                return wanted <= {name for name, state in found if state == "pending"}
-
-            await eventually(told, 120)
 
 
 # The dashboard

@@ -36,15 +36,15 @@ from typing import Any
 
 import redis
 import yaml
-
-from bench.packs import SlowMount
-from leanq.local import find_server
 from support.cluster import free_ports
 from support.gateways import key_file
 from support.paths import ROOT
 from support.sandboxes import children
 from support.terminals import LEANQ
 from support.troubled_machine import TroubledMachine
+
+from bench.packs import SlowMount
+from leanq.local import find_server
 
 OBSERVABILITY = ROOT / "deploy" / "observability"
 # The fault begins once rates of five minutes have something to compare with.
@@ -55,7 +55,6 @@ TEXT = "import Init\ntheorem t{n} (a b : Nat) (h : a = b) : b = a := h.symm\n"
 WRONG = "import Init\ntheorem t{n} (a b : Nat) : a = b := rfl\n"
 # Its header is another one each time in turn, which Lean imports anew.
 RARE = ("Init.Data.List", "Init.Data.Nat", "Init.Omega", "Init.Data.Array", "Init.Data.Int")
-
 
 
 class Fleet:
@@ -93,7 +92,9 @@ class Fleet:
 
     def _start_server(self) -> None:
         options = ["--port", str(self.redis), "--save", "", "--appendonly", "yes"]
-        self.run([str(find_server()), *options, "--dir", str(self.folder)], "redis", self.machine.environ)
+        self.run(
+            [str(find_server()), *options, "--dir", str(self.folder)], "redis", self.machine.environ
+        )
 
     def run(
         self, command: list[str], name: str, environ: Mapping[str, str] | None = None
@@ -292,7 +293,10 @@ def panels() -> list[tuple[str, str]]:
     """The dashboard's queries over time, each with its panel's title."""
     board = json.loads((OBSERVABILITY / "dashboard.json").read_text())
     return [
-        (panel["title"], target["expr"].replace("$environment", ".*").replace("$__rate_interval", "1m"))
+        (
+            panel["title"],
+            target["expr"].replace("$environment", ".*").replace("$__rate_interval", "1m"),
+        )
         for panel in board["panels"]
         if panel["type"] in ("timeseries", "stat")
         for target in panel["targets"]
@@ -361,7 +365,9 @@ def trial(name: str, lean: Path) -> None:
             for title, labels, value, usual in watch.moved():
                 if (title, labels) not in known:
                     known.add((title, labels))
-                    tell(f"{since_s:4.0f} s  panel {title!r} {labels}: {value:.3g}, not {usual:.3g}")
+                    tell(
+                        f"{since_s:4.0f} s  panel {title!r} {labels}: {value:.3g}, not {usual:.3g}"
+                    )
             with contextlib.suppress(OSError):
                 for line in fleet.page():
                     if line not in before and re.search(r"[a-z]{3} .*\.$", line):

@@ -46,7 +46,10 @@ class Prometheus:
 
     def alerts(self) -> dict[str, str]:
         """The alerts that fire, and each one's labels as text."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/api/v1/alerts") as got:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{self.url}/api/v1/alerts") as got,
+        ):
             return {
                 each["labels"]["alertname"]: " ".join(each["labels"].values())
                 for each in json.load(got)["data"]["alerts"]
@@ -59,9 +62,10 @@ class Prometheus:
         words = urllib.parse.urlencode({"query": query})
 
         def asked() -> bool:
-            with contextlib.suppress(OSError), urllib.request.urlopen(
-                f"{self.url}/api/v1/query?{words}"
-            ) as got:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{self.url}/api/v1/query?{words}") as got,
+            ):
                 return bool(json.load(got)["data"]["result"])
             return False
 
@@ -82,9 +86,7 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(
-    folder: Path, ports: Collection[int], minute_s: float = 1.0
-) -> Iterator[Prometheus]:
+def prometheus(folder: Path, ports: Collection[int], minute_s: float = 1.0) -> Iterator[Prometheus]:
     """A Prometheus that scrapes these ports of this machine."""
     rules, config = folder / "alerts.yaml", folder / "prometheus.yml"
     rules.write_text(hurried(ALERTS.read_text(), minute_s))
