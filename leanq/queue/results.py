@@ -1,7 +1,5 @@
-"""The values that go into the queue's transitions and come out of them.
-
-Types created once per request are msgspec structs: three times faster to construct.
-"""
+"""The values that go into the queue's transitions and come out of them; per request as msgspec
+structs, which are three times faster to construct."""
 
 from __future__ import annotations
 
@@ -478,9 +476,8 @@ class PriorityRow:
     """The waiting requests of one environment and priority.
 
     Attributes:
-        tenants: how many tenants they belong to.
+        tenants: how many tenants they belong to; ``fullest`` is the one with most, of each shard.
         held: how many belong to tenants that are held back; ``oldest_s`` leaves these out.
-        fullest: the tenant with the most that wait, and how many; of each shard.
     """
 
     environment: str
@@ -565,8 +562,7 @@ class Status:
 def merged(shards: Sequence[Status]) -> Status:
     """Merges the looks at all shards of a queue.
 
-    A worker's lease is its shortest. A priority's tenants are counted in the shard that has most of
-    them. Everything else is added up.
+    A worker's lease is its shortest, tenants are the most in one shard, and all else is added up.
     """
     counters, quarantined, tallies = Counter[str](), Counter[str](), Counter[str]()
     workers: dict[str, WorkerRow] = {}
@@ -581,9 +577,9 @@ def merged(shards: Sequence[Status]) -> Status:
             workers[row.worker] = replace(row, lease_s=lease_s, held=held)
         for priority in shard.priorities:
             place = (priority.environment, priority.priority)
-            seen = priorities.get(place, replace(priority, waiting=0, held=0, fullest={}))
-            priorities[place] = replace(
-                priority,
+            seen = priorities.get(place, PriorityRow(*place, tenants=0, waiting=0, oldest_s=0.0))
+            priorities[place] = PriorityRow(
+                *place,
                 tenants=max(priority.tenants, seen.tenants),
                 waiting=priority.waiting + seen.waiting,
                 held=priority.held + seen.held,

@@ -365,7 +365,7 @@ async def test_a_gateway_in_trouble(
                 )
 
         async def hold_up() -> None:
-            time.sleep(0.2)  # noqa: ASYNC251
+            time.sleep(0.5)  # noqa: ASYNC251
 
         async with contextlib.AsyncExitStack() as stack:
             page = stack.enter_context(Page(0, gateway.metrics.samples))
