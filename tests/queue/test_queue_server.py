@@ -217,7 +217,8 @@ async def test_status_counts(shard: Shard) -> None:
     }
     assert status.environments == {"a": b"about", "b": b""}
     assert status.workers == (WorkerRow("w", 9.5, 1, b"info"),)
-    assert status.priorities == (PriorityRow("a", 1, tenants=2, waiting=3, oldest_s=2.0),)
+    row = PriorityRow("a", 1, tenants=2, waiting=3, oldest_s=2.0, fullest={"t": 2})
+    assert status.priorities == (row,)
     assert (status.quarantined, status.dead) == ({}, 0)
     await shard.quarantined("r6", environment="b")
     assert (await shard.queue.status()).quarantined == {"b": 1}
