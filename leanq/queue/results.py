@@ -1,5 +1,5 @@
-"""The values that go into the queue's transitions and come out of them; per request as msgspec
-structs, which are three times faster to construct."""
+"""The values of the queue's transitions. Those made for each request are msgspec structs, which are
+three times faster to construct."""
 
 from __future__ import annotations
 
