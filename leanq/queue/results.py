@@ -584,7 +584,7 @@ def merged(shards: Sequence[Status]) -> Status:
                 waiting=priority.waiting + seen.waiting,
                 held=priority.held + seen.held,
                 oldest_s=max(priority.oldest_s, seen.oldest_s),
-                fullest=Counter(priority.fullest) + Counter(seen.fullest),
+                fullest=dict(Counter(priority.fullest) + Counter(seen.fullest)),
             )
     names = ("environments", "paused", "decisions", "weights", "aliases", "memories")
     same: Any = {name: dict(ChainMap(*(getattr(each, name) for each in shards))) for name in names}
