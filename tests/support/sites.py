@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from leanq.lean import environment
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.driver import ReplDriver
@@ -96,7 +97,9 @@ class Site:
         """The environment with a Lean that speaks the tiny language of the stand-in."""
         command = (sys.executable, "-S", str(STANDIN_LEAN))
         toolchain = replace(self.core.toolchain, command=command)
-        return replace(self.core, toolchain=toolchain, header="")
+        made = replace(self.core, toolchain=toolchain, header="")
+        scan = environment._scan(toolchain, made.search_path, made.project)  # noqa: SLF001 - its files
+        return replace(made, stamp=scan.stamp())
 
     async def standin(self, *arguments: str, **options: Any) -> ReplDriver:
         """The repl driver, with the stand-in for a REPL and a Lean of the same language."""

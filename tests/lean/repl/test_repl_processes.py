@@ -217,10 +217,11 @@ async def test_an_answer_belongs_to_the_environment_in_which_it_was_asked_for(
     await eventually(is_asked)
     prints[0] = "b" * 64
     assert (await driver.run(check(GOOD, audit=False))).fingerprint == prints[0]
+    # The answer that came meanwhile is asked for again.
     reply = await task
-    assert reply.fingerprint == "a" * 64
+    assert reply.fingerprint == "b" * 64
     request = Request("step", state=str(reply.sorries[0].state), tactic="skip", audit=False)
-    assert "fingerprint aaaa" in str((await driver.run(request)).error)
+    assert (await driver.run(request)).error is None
 
 
 # The spare, and replacing
