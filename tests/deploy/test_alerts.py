@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import time
@@ -404,8 +405,10 @@ async def test_campaigns_in_trouble(desk: Desk, settings: Settings, tmp_path: Pa
     port = port_in(wait_for_line(worker.stderr, "metrics of this campaign worker"))
     with prometheus(tmp_path, [port]) as seen:
         await seen.tells('leanq_campaigns{state="failed"} == 0')
+        worker.send_signal(signal.SIGSTOP)  # or it might read the data first
         desk.send("x")
         (desk.folder / "c0.jsonl").unlink()
+        worker.send_signal(signal.SIGCONT)
         await seen.fires("LeanQCampaignFailed")
         waits = desk.send("x")
         await seen.fires("LeanQCampaignStalled")

@@ -56,6 +56,7 @@ SOMETIMES = {
     "leanq_scaler_errors_total",
     "leanq_scaler_unsized_requests",
     "leanq_spans_dropped_total",
+    "leanq_tenant_waiting",
     "leanq_tenant_weight",
     "leanq_worker_snapshots_total",
     *(name for name in METRICS if name.startswith("leanq_replay_")),
