@@ -1,4 +1,4 @@
-"""What runs cost by the day, from the accounts to which workers add with their heartbeats."""
+"""Tells what runs cost by the day, from the accounts to which workers add with their heartbeats."""
 
 from __future__ import annotations
 

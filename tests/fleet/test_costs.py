@@ -1,4 +1,4 @@
-"""What runs cost by the day: counted where they run, kept for a hundred days, told by a command."""
+"""A command tells what runs cost by the day. Workers count it, and Redis keeps it."""
 
 from __future__ import annotations
 
