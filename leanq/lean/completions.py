@@ -105,19 +105,20 @@ def _last_block(text: str, statement: str) -> tuple[str, Sequence[str]]:
 
 
 def _chosen(blocks: Sequence[str], declaring: Sequence[int], statement: str) -> int:
-    """Returns the number of the last block that declares the same as the statement and proves it.
+    """Returns the number of the last block that proves the statement under its name.
 
-    If none does, it is the last block behind them: the proof that these lack.
+    A statement alone, after its proof, does not count. If that block lacks the proof, it is the
+    last block behind it that may be one: a model's last word counts.
     """
     stated = _declared(statement)
-    proving = [
-        n
-        for n in declaring
-        if stated & _declared(blocks[n]) and _PROVES.search(blocks[n]) and not find_holes(blocks[n])
-    ]
-    behind = range(declaring[-1] + 1 if declaring else 0, len(blocks))
-    proofs = [n for n in behind if not _COMMAND.match(blocks[n])]
-    return [*declaring, *proofs, *proving][-1] if declaring else len(blocks) - 1
+    proving = [n for n in declaring if stated & _declared(blocks[n]) and _PROVES.search(blocks[n])]
+    if not declaring:
+        return len(blocks) - 1
+    chosen = (proving or declaring)[-1]
+    if proving and not find_holes(blocks[chosen]):
+        return chosen
+    proofs = [n for n in range(chosen + 1, len(blocks)) if not _COMMAND.match(blocks[n])]
+    return [chosen, *proofs][-1]
 
 
 def _behind_helpers(block: str, earlier: Sequence[str], statement: str) -> str:
