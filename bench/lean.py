@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import random
 import signal
 import statistics
 import subprocess
@@ -80,7 +81,9 @@ _HEADERS = {
     "std": "import Std",
     "none": "",
     "remark": "/- a remark\nof two lines -/\nimport Std -- another",
+    "part": "import Std.Data.HashMap",
 }
+_MIXED = ("std", "none", "part")  # headers of texts in random order
 _BURST = 4
 _EACH_KIND = ("xargs_ms", "xargs_cpu_ms", "throughput", "cpu", "worker_ms")
 _LIBRARY_FIGURES = {
@@ -90,6 +93,7 @@ _LIBRARY_FIGURES = {
             ("std", "`import Std`"),
             ("none", "no header"),
             ("remark", "a comment above"),
+            ("mixed", "three headers at random"),
         )
         for name in _EACH_KIND
         for target in ["≥ 3.4" if name == "throughput" else ""]
@@ -221,13 +225,21 @@ def measure_library(
         kinds[kind] = [f"{kind}_{number}" for number in range(options.files)]
         for number, name in enumerate(kinds[kind]):
             place.write(name, *_by_tactics(number), header=header)
-    for kind, preloaded in (("std", "preloaded 'import Std'"), ("none", "preloaded ''")):
+    chosen = random.Random(1).choices(_MIXED, k=options.files)
+    mixed = [kinds[kind][number] for number, kind in enumerate(chosen)]
+    for kind, preloaded in (
+        ("std", "preloaded 'import Std'"),
+        ("none", "preloaded ''"),
+        ("part", "preloaded 'import Std.Data.HashMap'"),
+    ):
         began_s = time.monotonic()
         while preloaded not in log.read_text():
             if time.monotonic() > began_s + _PRELOADED_S:
                 sys.exit(f"the header is not preloaded: {log.read_text()[-1000:]}")
             asyncio.run(through_leanq(place, fleet, kinds[kind][:_BURST]))
         figures[f"{kind}_preloaded_s"].append(time.monotonic() - began_s)
+    del kinds["part"]
+    kinds["mixed"] = mixed
     for number in range(options.rounds):
         for kind, names in kinds.items():
             one: _Figures = defaultdict(list)

@@ -43,6 +43,8 @@ _LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
 # The process's limits for its child are lower, so that only the child is lost.
 _MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
 _MOST_ANSWERED_BYTES = 64 << 20
+# Beyond one for each slot, processes stay for other headers while all hold no more together.
+_MOST_IDLE_BYTES = 1 << 30
 _AGAIN_S = 30.0  # until a self-test that could not be run is tried again
 # For how many headers a judge starts without what prints statements, and until that is tried again.
 _SILENT_REMEMBERED, _SILENT_S = 256, 600.0
@@ -109,7 +111,8 @@ Parts = Sequence[bytes]
 
 
 class Judges:
-    """The judges of one environment, with at most ``slots`` processes.
+    """The judges of one environment: as many processes as ``slots``, and more for other headers
+    within a limit of memory.
 
     Args:
         environment: the one that they import from, and whose library they load.
@@ -317,17 +320,19 @@ class Judges:
             found = await process.ask(order, files, limits)
             done = True
         finally:
-            if not done or self._closed or not process.usable:
+            if not done or self._closed or not process.usable or process.serves is None:
                 await process.close()
             else:
                 self._idle.insert(0, process)
+                for beyond in _beyond(self._idle, self._slots):
+                    await beyond.close()
         return found
 
     async def _take(
         self, imports: _Imports, without_kernel: bool, tenant: str | None
     ) -> _JudgeProcess:
         """Returns an idle process with this header, if possible one that has judged for this
-        tenant; else a new one in another's place."""
+        tenant; else a new one."""
         prints = self._prints and imports not in self._silent
         for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
             if process.serves == (imports, without_kernel, prints):
@@ -336,8 +341,6 @@ class Judges:
                     return process
                 await process.close()
                 break
-        if len(self._idle) >= self._slots:
-            await self._idle.pop().close()
         process = await self._start(imports, without_kernel, prints=prints)
         if not process.usable and prints:
             await process.close()
@@ -508,6 +511,8 @@ class _JudgeProcess:
         usable: whether it can be asked again.
         tenant: whose file it has judged last, if others of this tenant may follow.
         version: its kernel's Lean.
+        held_bytes: its own memory once it has imported. Its child has as much again, though nothing
+            is copied.
     """
 
     def __init__(
@@ -521,7 +526,7 @@ class _JudgeProcess:
         self.version = ""
         self._sandbox, self._process = sandbox, process
         self._unread = b""
-        self._held_bytes = 0  # its child has as much again, though nothing is copied
+        self.held_bytes = 0
 
     @classmethod
     async def start(
@@ -566,7 +571,7 @@ class _JudgeProcess:
                 made.unavailable = "the judge does not start here"
             else:
                 said = json.loads(ready)
-                made.unavailable, made._held_bytes = said["ready"], said["held_bytes"]
+                made.unavailable, made.held_bytes = said["ready"], said["held_bytes"]
                 made.usable = True
                 made.version = said["version"]
                 await process.renew(_IDLE_LIMITS)
@@ -600,7 +605,7 @@ class _JudgeProcess:
             "memory_bytes": limits.memory_bytes,
         }
         size_bytes = sum(len(part) for parts in files for part in parts)
-        margin_bytes = _MARGIN_BYTES + self._held_bytes + 2 * size_bytes
+        margin_bytes = _MARGIN_BYTES + self.held_bytes + 2 * size_bytes
         process.renew_untold(
             replace(
                 limits,
@@ -645,6 +650,14 @@ class _JudgeProcess:
             pieces.append(piece)
         line, _, self._unread = b"".join(pieces).partition(b"\n")
         return line
+
+
+def _beyond(idle: list[_JudgeProcess], slots: int) -> list[_JudgeProcess]:
+    """Takes out the processes used least recently, for which there is no memory."""
+    beyond = []
+    while len(idle) > slots and sum(each.held_bytes for each in idle) > _MOST_IDLE_BYTES:
+        beyond.append(idle.pop())
+    return beyond
 
 
 def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:

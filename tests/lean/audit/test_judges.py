@@ -311,6 +311,29 @@ async def test_a_judge_that_dies_between_two_files_costs_neither(
         await judges.close()
 
 
+@pytest.mark.parametrize("fits", [True, False], ids=["memory", "no memory"])
+async def test_headers_that_take_turns_keep_their_processes(
+    core: Environment, lean: Lean, honest: bytes, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "prelude\naxiom a : Prop\ntheorem t (h : a) : a := h\n"
+    file = read_parts(lean.compile(own, name="Turn"))
+    if not fits:
+        monkeypatch.setattr("leanq.lean.audit.judge_client._MOST_IDLE_BYTES", 0)
+    judges = Judges(core, slots=1)
+    try:
+        assert not await judges.unavailable()
+        before = judge_pids()
+        seen = []
+        for _ in range(2):
+            assert (await judged(judges, [honest])).proved
+            assert (await judged(judges, file, own)).proved
+            seen.append(judge_pids() - before)
+        assert len(seen[0]) == len(seen[1]) == (2 if fits else 1)
+        assert (seen[0] == seen[1]) == fits
+    finally:
+        await judges.close()
+
+
 async def test_a_judge_that_dies_at_its_start_costs_no_other_header_its_statements(
     core: Environment, lean: Lean, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
