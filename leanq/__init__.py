@@ -6,7 +6,7 @@ clients of campaigns are in :mod:`leanq.campaigns`.
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ if not TYPE_CHECKING:
 
 def _installed_version() -> str:
     """Returns the version that was built and installed; the build takes it from Git's tag."""
+    # This takes longer to load than all else of leanq that a judge needs.
+    from importlib import metadata
+
     try:
         return metadata.version("leanq")
     except metadata.PackageNotFoundError:  # a checkout on the path that nobody installed

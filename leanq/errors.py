@@ -38,7 +38,6 @@ A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``cancell
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
 
@@ -187,6 +186,8 @@ class SandboxError(WorkerError):
 
 def to_install(extra: str) -> str:
     """Returns the command that adds an extra to leanq, from where leanq was installed."""
+    from importlib import metadata  # slow, and seldom needed
+
     try:
         found = json.loads(metadata.distribution("leanq").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):

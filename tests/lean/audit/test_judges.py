@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,8 +55,11 @@ async def judges(core: Environment) -> AsyncIterator[Judges]:
     await made.close()
 
 
-async def judged(judges: Judges, parts: list[bytes], header: str = PRELUDE) -> Judgement:
-    return await judges.judge(split_header(header), parts, ("none", "here"), LIMITS)
+async def judged(
+    judges: Judges, parts: list[bytes], header: str = PRELUDE, *, statements: bool = True
+) -> Judgement:
+    ending = ("none", "here")
+    return await judges.judge(split_header(header), parts, ending, LIMITS, statements=statements)
 
 
 @pytest.mark.slow
@@ -330,6 +333,23 @@ async def test_headers_that_take_turns_keep_their_processes(
             seen.append(judge_pids() - before)
         assert len(seen[0]) == len(seen[1]) == (2 if fits else 1)
         assert (seen[0] == seen[1]) == fits
+    finally:
+        await judges.close()
+
+
+@pytest.mark.parametrize("order", [(False, True, False), (True, False)], ids=["later", "first"])
+async def test_a_judge_that_prints_serves_texts_without_statements_too(
+    core: Environment, honest: bytes, order: Sequence[bool]
+) -> None:
+    judges = Judges(core, slots=1)
+    try:
+        assert not await judges.unavailable()
+        before = judge_pids()
+        for statements in order:
+            found = await judged(judges, [honest], statements=statements)
+            assert found.proved
+            assert [each is not None for each in found.statements] == [statements] * 3
+        assert len(judge_pids() - before) == len({*order[: 1 + order.index(True)]})
     finally:
         await judges.close()
 
