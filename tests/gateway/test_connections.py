@@ -228,6 +228,7 @@ async def test_no_connection_is_upgraded(gateway: Gateway) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each_sends", [1, 50])
 async def test_many_requests_of_one_caller_keep_no_other_waiting(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, each_sends: int

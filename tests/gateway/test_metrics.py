@@ -60,6 +60,7 @@ async def test_answers_are_counted_by_route_and_status(
         assert seen["leanq_http_outstanding",] == 0
 
 
+@pytest.mark.slow
 async def test_connections_and_a_loop_that_is_held_up_are_seen(
     settings: Settings, scripted: Scripted
 ) -> None:

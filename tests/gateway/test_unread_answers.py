@@ -114,6 +114,7 @@ async def test_an_answer_that_nobody_reads_ends_its_connection(
         assert await read(unread) < BIG_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "body"), [FETCH, BATCH])
 async def test_a_gateway_ends_beside_an_answer_that_nobody_reads(
     settings: Settings,

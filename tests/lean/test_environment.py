@@ -440,6 +440,7 @@ def test_no_umask_lets_others_write_core(tmp_path: Path) -> None:
     assert [path for path in made if path.stat().st_mode & 0o022] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("core")
 def test_core_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     folder = open_environment("core", None, cache=tmp_path, environ={}).search_path[0]

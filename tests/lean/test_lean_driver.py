@@ -131,6 +131,7 @@ async def test_a_flood_of_output(site: Site, line: str) -> None:
     assert len(pack_reply("token", reply)) < 1 << 20
 
 
+@pytest.mark.slow
 async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

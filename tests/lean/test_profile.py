@@ -81,6 +81,7 @@ async def test_the_heaviest_declaration_comes_first(site: Site) -> None:
     assert (plain.verdict, plain.profile) == ("accepted", None)
 
 
+@pytest.mark.slow
 async def test_a_text_that_is_stopped_and_one_that_is_wrong(site: Site) -> None:
     driver = await site.driver()
     reply = await driver.run(check(SLOW.replace("12 0", "16 0"), profile=True, timeout_s=0.5))
@@ -97,6 +98,7 @@ async def test_a_text_that_is_stopped_and_one_that_is_wrong(site: Site) -> None:
     assert reply.fingerprint is None
 
 
+@pytest.mark.slow
 async def test_profiles_are_no_forks(site: Site) -> None:
     """A comparison of forks with other runs would find two outputs that differ."""
     driver = await site.driver()
@@ -107,6 +109,7 @@ async def test_profiles_are_no_forks(site: Site) -> None:
     assert reply.spent.is_forked is False
 
 
+@pytest.mark.slow
 def test_a_table_and_json(client: Terminal) -> None:
     file = client.file("slow.lean", SLOW)
     done = client.run("profile", file)

@@ -43,6 +43,7 @@ async def test_an_agent_proves_a_theorem_by_steps(pool: Pool) -> None:
         assert refused["failed"][0]["rule"] == "type_differs"
 
 
+@pytest.mark.slow
 async def test_a_search_returns_the_proof_or_what_is_closest(pool: Pool) -> None:
     tactics = ["constructor", "exact h.right", "exact h.left"]
     async with Client(make_server(pool)) as agent:

@@ -144,6 +144,7 @@ def test_modules_are_those_that_lean_finds(lean: Lean, library: Path, tmp_path: 
     assert scan((inner,)).words["trace"] == "tactic traced (Deep.More.Own)"
 
 
+@pytest.mark.slow
 def test_a_library_named_core_is_not_leanqs_own(library: Path, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     (folder / "Core").mkdir(parents=True)
@@ -154,6 +155,7 @@ def test_a_library_named_core_is_not_leanqs_own(library: Path, tmp_path: Path) -
     assert "trace" in evaluators(environment).words
 
 
+@pytest.mark.slow
 def test_what_was_found_in_files_that_changed_is_not_kept(
     lean: Lean, library: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_library_in_leans_own_folder_is_looked_into(
     assert ("trace" in found.words, found.unseen) == (True, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "TERM", "INT"])
 def test_a_scan_that_is_ended_from_outside_tells_nothing_of_the_libraries(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: str

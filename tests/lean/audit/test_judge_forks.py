@@ -179,6 +179,7 @@ async def test_in_any_order_and_company_a_file_gets_the_answer_that_it_gets_alon
     assert went_on > 30
 
 
+@pytest.mark.slow
 async def test_only_clean_files_of_one_tenant_follow_one_another(
     judges: Judges, files: dict[str, Ask], forks: Forks
 ) -> None:
@@ -220,6 +221,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 async def test_whoever_wants_it_has_a_fork_for_each_file(
     core: Environment, files: dict[str, Ask], forks: Forks
 ) -> None:
@@ -273,6 +275,7 @@ def expected(orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, An
             tenant, number = None, 0
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
@@ -313,6 +316,7 @@ async def test_a_further_files_printing_gets_all_of_its_time() -> None:
     assert [each["statements"] for each in found] == [["a", "b"]] * 2
 
 
+@pytest.mark.slow
 async def test_tenants_that_take_turns_keep_their_forks(
     core: Environment, files: dict[str, Ask], forks: Forks
 ) -> None:

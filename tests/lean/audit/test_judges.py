@@ -101,6 +101,7 @@ async def test_what_the_kernel_knows_by_name_is_the_librarys(
     assert "by its name" in found.text
 
 
+@pytest.mark.slow
 async def test_names_of_the_kernel_may_be_declared_as_the_library_does(
     judges: Judges, lean: Lean
 ) -> None:
@@ -294,6 +295,7 @@ def judge_pids() -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_noticed", [False, True], ids=["unseen", "seen"])
 async def test_a_judge_that_dies_between_two_files_costs_neither(
     core: Environment, honest: bytes, is_noticed: bool
@@ -314,6 +316,7 @@ async def test_a_judge_that_dies_between_two_files_costs_neither(
         await judges.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fits", [True, False], ids=["memory", "no memory"])
 async def test_headers_that_take_turns_keep_their_processes(
     core: Environment, lean: Lean, honest: bytes, fits: bool, monkeypatch: pytest.MonkeyPatch
@@ -337,6 +340,7 @@ async def test_headers_that_take_turns_keep_their_processes(
         await judges.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(False, True, False), (True, False)], ids=["later", "first"])
 async def test_a_judge_that_prints_serves_texts_without_statements_too(
     core: Environment, honest: bytes, order: Sequence[bool]
@@ -354,6 +358,7 @@ async def test_a_judge_that_prints_serves_texts_without_statements_too(
         await judges.close()
 
 
+@pytest.mark.slow
 async def test_a_judge_that_dies_at_its_start_costs_no_other_header_its_statements(
     core: Environment, lean: Lean, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_every_layout_is_read(
         assert module.imports == tuple(Import((each,)) for each in imports)
 
 
+@pytest.mark.slow
 @each_layout
 @settings(max_examples=100)
 @given(data=st.data())

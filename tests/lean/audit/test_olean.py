@@ -98,6 +98,7 @@ def test_reads_every_kind_of_constant(lean: Lean) -> None:
     assert read == expected
 
 
+@pytest.mark.slow
 def test_reads_all_of_core(lean: Lean) -> None:
     path = lean.find_olean("Core")
     assert path is not None

@@ -428,6 +428,7 @@ def talkative(site: Site, about: str = "") -> Environment:
     return site.behind("/bin/sh", "-c", script, about)
 
 
+@pytest.mark.slow
 async def test_a_share_of_texts_is_run_both_ways_and_a_difference_ends_it(site: Site) -> None:
     environment = talkative(site)
     command = (*environment.toolchain.command, *environment.options, *COMPILE)

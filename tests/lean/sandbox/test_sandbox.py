@@ -106,6 +106,7 @@ async def test_one_program_at_a_time(sandbox: Sandbox) -> None:
     assert (await process.kill()).stopped == "killed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -155,6 +156,7 @@ async def test_cpu_of_all_descendants(sandbox: Sandbox, code: str) -> None:
     assert marked(marker) == []
 
 
+@pytest.mark.slow
 async def test_no_child_is_too_short_to_count(sandbox: Sandbox) -> None:
     needs(sandbox, "seccomp")
     code = """
@@ -228,6 +230,7 @@ async def test_who_has_many_processes_pays_for_looking_at_them(sandbox: Sandbox)
     assert end.stopped == "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["threads", "processes"])
 async def test_too_many_tasks_end_a_program(sandbox: Sandbox, what: str) -> None:
     """Which the kernel refuses to any user but root, where it can count them apart."""
@@ -320,6 +323,7 @@ SPENDS = """
 """
 
 
+@pytest.mark.slow
 async def test_renewed_limits(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=0.3, wall_s=60, memory_bytes=1 << 30)
     process = await sandbox.start(python(SPENDS), env={}, cwd=sandbox.scratch, limits=limits)
@@ -335,6 +339,7 @@ async def test_renewed_limits(sandbox: Sandbox) -> None:
         await process.renew(limits)
 
 
+@pytest.mark.slow
 async def test_limits_renewed_without_waiting(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=0.6, wall_s=60, memory_bytes=1 << 30)
     process = await sandbox.start(python(SPENDS), env={}, cwd=sandbox.scratch, limits=limits)
