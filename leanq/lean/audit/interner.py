@@ -7,11 +7,6 @@ from itertools import islice
 Value = tuple[object, ...]
 """The kind of an expression or level, the numbers of those in it, and what it holds beside."""
 
-MEANING = "meaning"
-"""The kind of what a constant counts as that Lean made."""
-MEANT = 3
-"""Where the numbers of its expressions begin."""
-
 
 class Interner:
     """Numbers for expressions and levels: equal ones have the same number, in whatever file."""

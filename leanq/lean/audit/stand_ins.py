@@ -5,11 +5,10 @@ its goal by unification, and apply it to another type, or where less is assumed.
 compared. In one the tactic's own hole is a `sorry`, and in the other the tactic stands there. A
 stand-in that the tactic can reach may prove in the second file only what it proves in the first.
 
-What a hole is about can be what the tactic finds. So a stand-in whose type, or a variable before
-it, mentions the tactic's `sorry` may change with the tactic. The tactic cannot reach this one,
-unless its goal or a hypothesis mentions it in return, or the hole has several goals. All others
-prove what they prove without the tactic. Lean can drop from the file what a tactic saw, so it does
-not matter whether a goal mentions these.
+What a hole is about can be what the tactic finds. So a stand-in may change with a tactic that
+cannot reach it. The file does not tell which one can: Lean drops from it what a tactic saw, and a
+tactic can name a goal that is closed. So Lean is asked what the tactic sees, and the caller says
+which stand-ins are not there. All others prove what they prove without the tactic.
 
 A type counts behind all variables around it, whether it mentions them or not: a hypothesis can be
 why it holds. Further variables behind these do not matter.
@@ -18,11 +17,10 @@ why it holds. Further variables behind these do not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from leanq.lean.audit.image import APP, BVAR, CONST, FORALL, LAM, LET, PROJ, Name
-from leanq.lean.audit.interner import MEANING, MEANT, Interner, Value
+from leanq.lean.audit.interner import Interner, Value
 
 SORRY: Name = ("sorryAx",)
 _Item = TypeVar("_Item", bound=Hashable)
@@ -33,17 +31,13 @@ _BEHIND = "behind"
 _CONTEXT = "context"
 
 
-Mark = int | Name
-"""What a stand-in counts as. A `sorry` is one too, by its name."""
-
-
 class Use(NamedTuple):
     """A stand-in at one place: which one, and the number of its type behind all variables.
 
     ``type_`` is `ALONE` if it is not applied to a type.
     """
 
-    mark: Mark
+    mark: int
     type_: int
 
 
@@ -59,14 +53,13 @@ class Uses:
     """
 
     def __init__(
-        self, interner: Interner, marks: Collection[Mark], spend: Callable[[int], None]
+        self, interner: Interner, marks: Collection[int], spend: Callable[[int], None]
     ) -> None:
         self._key, self._number = interner.key, interner.number
         self._all_marks, self._spend = marks, spend
         self._uses: dict[int, frozenset[Use]] = {}
-        self._marks: dict[int, frozenset[Mark]] = {}
-        self._held: dict[int, frozenset[Mark] | None] = {}
-        self._open: dict[int, bool] = {}
+        self._marks: dict[int, frozenset[int]] = {}
+        self._held: dict[int, frozenset[int] | None] = {}
         self._masks: dict[int, int] = {}
         self._lowered: dict[tuple[int, int], int] = {}
 
@@ -74,22 +67,15 @@ class Uses:
         """Returns the uses in an expression."""
         return _fold(root, self._uses, self._below, self._join_uses, self._spend)
 
-    def marks(self, root: int) -> frozenset[Mark]:
+    def marks(self, root: int) -> frozenset[int]:
         """Returns the stand-ins in an expression."""
         return _fold(root, self._marks, self._below, self._join_marks, self._spend)
 
-    def held(self, root: int) -> frozenset[Mark]:
+    def held(self, root: int) -> frozenset[int]:
         """Returns the stand-ins in the goals of the `sorry`s of an expression, and in what they
         assume."""
         self.marks(root)
         return _fold(root, self._held, self._below, self._join_held, self._spend) or frozenset()
-
-    def is_open(self, use: Use) -> bool:
-        """Returns whether its type, or a variable before it, mentions a `sorry`."""
-        if use.type_ == ALONE:
-            return False
-        type_, binders = self._opened(use)
-        return any(self._has_sorry(each) for each in (type_, *chain.from_iterable(binders)))
 
     def sequents(self, use: Use) -> Iterator[tuple[int, int]]:
         """Yields the variables and the type of a use, then without the last variables as long as
@@ -125,10 +111,10 @@ class Uses:
     def _below(self, number: int) -> tuple[int, ...]:
         return _parts(self._key(number))
 
-    def _mark(self, number: int) -> Mark | None:
+    def _mark(self, number: int) -> int | None:
         """Returns which stand-in a constant is."""
         key = self._key(number)
-        if key[0] == CONST and isinstance(key[1], (int, tuple)) and key[1] in self._all_marks:
+        if key[0] == CONST and isinstance(key[1], int) and key[1] in self._all_marks:
             return key[1]
         return None
 
@@ -150,12 +136,12 @@ class Uses:
             return use
         return Use(use.mark, self._number((_BEHIND, *binder, use.type_)))
 
-    def _join_marks(self, number: int) -> frozenset[Mark]:
+    def _join_marks(self, number: int) -> frozenset[int]:
         if (mark := self._mark(number)) is not None:
             return frozenset([mark])
         return _union([self._marks[each] for each in self._below(number)])
 
-    def _join_held(self, number: int) -> frozenset[Mark] | None:
+    def _join_held(self, number: int) -> frozenset[int] | None:
         """Returns None if there is no `sorry`."""
         key, parts = self._key(number), self._below(number)
         if key[:2] == (CONST, SORRY):
@@ -168,20 +154,6 @@ class Uses:
         elif key[0] in _BINDERS and self._held[parts[-1]] is not None:
             found += [self._marks[part] for part in parts[:-1]]
         return _union(found)
-
-    def _has_sorry(self, root: int) -> bool:
-        return _fold(root, self._open, self._meant, self._join_open, self._spend)
-
-    def _meant(self, number: int) -> tuple[int, ...]:
-        """Returns the expressions in an expression, and in what a constant in it counts as."""
-        key = self._key(number)
-        if key[0] == CONST and isinstance(key[1], int) and key[1] not in self._all_marks:
-            return (key[1],)
-        return _numbers(key[MEANT:]) if key[0] == MEANING else _parts(key)
-
-    def _join_open(self, number: int) -> bool:
-        is_sorry = self._key(number)[:2] == (CONST, SORRY)
-        return is_sorry or any(self._open[each] for each in self._meant(number))
 
     def _is_sorry(self, number: int) -> bool:
         key = self._key(number)

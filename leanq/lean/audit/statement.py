@@ -46,10 +46,10 @@ from leanq.lean.audit.image import (
     Name,
     Raw,
 )
-from leanq.lean.audit.interner import MEANING, Interner, Value
+from leanq.lean.audit.interner import Interner, Value
 from leanq.lean.audit.layouts import Damaged, shape
 from leanq.lean.audit.olean import display
-from leanq.lean.audit.stand_ins import ALONE, SORRY, Mark, Use, Uses
+from leanq.lean.audit.stand_ins import ALONE, SORRY, Use, Uses
 from leanq.lean.audit.survey import places
 
 _STAND_IN = "stand-in"
@@ -154,7 +154,7 @@ class View:
                 continue
             numbers = (self._number(raw, root)[0] for root in roots)
             levels = len(self._image.levels(raw))
-            meanings[name] = self._interner.number((MEANING, raw.kind, levels, *numbers))
+            meanings[name] = self._interner.number(("meaning", raw.kind, levels, *numbers))
             self._behind[name] = self._unfolded(inner)
             todo.pop()
 
@@ -479,24 +479,21 @@ def compare(
     found = _Comparing(ours, theirs, wanted, open_, holes, stand_ins, allowed).run()
     if stand_ins:
         reader = Uses(interner, marks, theirs.image.spend)
-        sorries = Uses(interner, [SORRY], theirs.image.spend)
         exempt = {interner.number((_STAND_IN, end)) for end in unseen}
-        found.differences += _compare_uses(ours, theirs, reader, sorries, exempt)
+        found.differences += _compare_uses(ours, theirs, reader, exempt)
     return found
 
 
 def _compare_uses(
-    ours: Stated, theirs: Stated, reader: Uses, sorries: Uses, unseen: Collection[Mark]
+    ours: Stated, theirs: Stated, reader: Uses, unseen: Collection[int]
 ) -> Iterator[Difference]:
     """Yields a difference if a stand-in that the tactic may reach proves in the candidate what it
     does not prove in the target."""
-    known: dict[Mark, set[Use]] = {}
-    held, beside, is_left_out = set[Mark](), set[Mark](), True
-    goals = set[Use]()
+    known: dict[int, set[Use]] = {}
+    held, beside, is_left_out = set[int](), set[int](), True
     for _, numbers, has_sorry in ours.open_constants():
         is_left_out = is_left_out and not has_sorry
         for number in numbers:
-            goals |= sorries.of(number)
             held |= reader.held(number)
             if has_sorry:
                 beside |= reader.marks(number)
@@ -505,12 +502,9 @@ def _compare_uses(
     if is_left_out:
         text = "Lean leaves out what stands in this hole, since nothing that is proved uses it"
         yield Difference("sorry", "hole_left_out", f"{text}; close the other holes first")
-    changing = set[Mark]()
-    if len(goals) == 1:  # what mentions one goal can stand before another
-        changing = {mark for mark, uses in known.items() if all(map(reader.is_open, uses))} - held
     # It reaches those of other declarations unseen, by unfolding these.
-    changing |= beside.intersection(unseen)
-    allowed: dict[Mark, set[tuple[int, int]]] = {}
+    changing = beside.intersection(unseen)
+    allowed: dict[int, set[tuple[int, int]]] = {}
     for mark, uses in known.items():
         typed = [use for use in uses if use.type_ != ALONE]
         # A hole in several places can have several types, and the goal mentions perhaps one.

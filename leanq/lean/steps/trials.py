@@ -36,8 +36,11 @@ _RAW = tuple(
     f"-Dweak.pp.{each}=true"
     for each in ("raw", "auxDecls", "implementationDetailHyps", "showLetValues")
 )
-# A goal can stand for what has closed it.
-_NAMED_GOAL = re.compile(r"\?(?!_(?!\w))")
+# A goal can stand for what has closed it. Only `?_` is a new one.
+_NAMED_GOAL = re.compile(r"\?(?!_(?:[\s,;:()\[\]{}⟨⟩]|\Z))")
+# Lean hides what has closed a goal under variables, while that waits for another goal: it prints a
+# goal that is applied to them. An argument stands behind a name or a bracket.
+_HIDDEN = re.compile(r"(?:^|\(|[^\w)}'\"] |\[mdata [^?]*)\?[\w.]+ ", re.MULTILINE)
 
 
 class Trials:
@@ -171,7 +174,7 @@ class _Step:
 
     async def _unseen(self, draft: Draft, stand_in: str) -> list[str]:
         """Returns how the names of those stand-ins end that no tactic in the hole can see: they
-        stand nowhere in Lean's view of its goals, and the tactic names no other."""
+        stand nowhere in Lean's view of its goals, which is whole, and the tactic names no other."""
         move = self._move
         if _OPTION.search(draft.text) or _NAMED_GOAL.search(move.tactic.text):
             return []
@@ -180,7 +183,9 @@ class _Step:
         async with self._lean.slot() as slot:
             run = await self._lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
         goals = "".join(m.text for m in run.outcome.messages if draft.is_left(m))
-        unseen = [name for name in draft.stand_ins if name not in goals] if goals else []
+        if not goals or _HIDDEN.search(goals):
+            return []
+        unseen = [name for name in draft.stand_ins if name not in goals]
         return [name.removeprefix(stand_in) for name in unseen]
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
@@ -217,7 +222,7 @@ class _Step:
 
         checked = await check_against(target)
         if stated and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
-            # Recursion moves variables, and a goal of several can be about another.
+            # Recursion moves variables, and what other holes are about can depend on the tactic.
             unseen = await self._unseen(stated, stand_ins[0])
             if unseen:
                 checked = await check_against(replace(target, unseen=unseen))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leanq.lean.audit.image import APP, BVAR, CONST, FORALL, LAM, LET, PROJ
-from leanq.lean.audit.interner import MEANING, Interner
-from leanq.lean.audit.stand_ins import ALONE, Mark, Use, Uses
+from leanq.lean.audit.interner import Interner
+from leanq.lean.audit.stand_ins import ALONE, Use, Uses
 
 Tree = tuple[Any, ...]
 
@@ -162,7 +161,7 @@ def test_uses_are_those_that_a_reader_finds(tree: Tree) -> None:
 def test_a_use_is_seen_without_the_last_variables_that_it_does_not_mention(tree: Tree) -> None:
     reader, written = Reader(), Written()
     reader.read(tree)
-    sequents: dict[tuple[Mark, int, int], list[tuple[int, int]]] = {}
+    sequents: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for use in written.uses.of(written.number(tree)):
         if use.type_ != ALONE:
             found = list(written.uses.sequents(use))
@@ -184,30 +183,6 @@ def test_what_the_goals_of_holes_mention_is_held(tree: Tree) -> None:
     reader.read(tree)
     expected = {written.stand_ins[name] for name in reader.held}
     assert written.uses.held(written.number(tree)) == expected
-
-
-@given(TREES)
-def test_a_use_is_open_if_its_type_or_a_variable_before_it_mentions_a_sorry(tree: Tree) -> None:
-    reader, written = Reader(), Written()
-    reader.read(tree)
-    uses = written.uses.of(written.number(tree))
-    assert {(use.mark, written.uses.is_open(use)) for use in uses} == {
-        (
-            written.stand_ins[name],
-            type_ is not None
-            and any(mentions(each, SORRY) for each in (type_, *chain.from_iterable(around))),
-        )
-        for name, around, type_ in reader.found
-    }
-
-
-def test_what_a_constant_counts_as_can_be_open() -> None:
-    written = Written()
-    meaning = written.interner.number((MEANING, "theorem", 0, written.number(SORRY)))
-    stand_in = written.number(("stand-in", "one"))
-    made = written.interner.number((CONST, meaning))
-    (use,) = written.uses.of(written.interner.number((APP, stand_in, made)))
-    assert written.uses.is_open(use)
 
 
 def test_the_closed_type_has_the_variables_that_it_mentions() -> None:
