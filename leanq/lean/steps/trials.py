@@ -153,11 +153,11 @@ class _Step:
         return structs.replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
     async def _program(self) -> str | None:
-        """Returns the part of the tactics that runs programs, which could find the stand-in and
-        prove by it."""
-        move = self._move
-        texts = [tactic.text for tactic in (*move.recipe.tactics, move.tactic)]
-        return await self._auditor.runs_programs("\n".join(texts))
+        """Returns the part of the source or of the tactics that runs programs, which could find the
+        stand-in and prove by it."""
+        recipe = self._move.recipe
+        tactics = [tactic.text for tactic in (*recipe.tactics, self._move.tactic)]
+        return await self._auditor.runs_programs("\n".join([recipe.source.code, *tactics]))
 
     async def _without_tactic(self, stand_in: str) -> Draft:
         """Drafts the text with the tactic's own hole open, and a stand-in for all others."""
@@ -237,7 +237,7 @@ class _Step:
 
 def _unverified(reply: Reply, word: str) -> Reply:
     text = (
-        f"leanq: nothing is left to prove here, but {word!r} lets the tactics run programs while "
+        f"leanq: nothing is left to prove here, but {word!r} lets the text run programs while "
         "other goals are open, so leanq cannot vouch for it"
     )
     messages = (*reply.messages, Message("warning", 1, 0, text))
