@@ -189,6 +189,22 @@ async def test_tactics_prove_goals_step_by_step(library: Library, driver: LeanDr
         assert (reply.state, reply.goals) == (None, ())
 
 
+async def test_a_step_leaves_another_hole_no_more_recursion_to_end(driver: LeanDriver) -> None:
+    code = """import Std
+theorem t (p : Prop) (n : Nat) (_ : n ≠ 0) : p := by
+  have h : n - 1 ≠ 0 → True := fun k => t True (n - 1) k
+  sorry
+termination_by n
+decreasing_by all_goals sorry
+"""
+    body, ends = (await driver.run(check(code))).sorries
+    for recursion in ("exact t p (n + 1) (by omega)", "exact t p n ‹_›"):
+        reply = await step(driver, body.state, recursion)
+        assert said(reply) == "rejected statement_differs", (recursion, reply.messages)
+        assert {failure.rule for failure in reply.failed} == {"hole_uses_hole"}
+    assert said(await step(driver, ends.state, "omega")) == "accepted"
+
+
 async def test_a_state_means_the_same_in_another_worker(
     real_site: Site, tmp_path: Path, driver: LeanDriver
 ) -> None:

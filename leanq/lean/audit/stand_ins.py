@@ -8,7 +8,8 @@ stand-in that the tactic can reach may prove in the second file only what it pro
 What a hole is about can be what the tactic finds. So a stand-in may change with a tactic that
 cannot reach it. The file does not tell which one can: Lean drops from it what a tactic saw, and a
 tactic can name a goal that is closed. So Lean is asked what the tactic sees, and the caller says
-which stand-ins are not there. All others prove what they prove without the tactic.
+which stand-ins are not there. All others prove what they prove without the tactic. None proves more
+types than without it: a recursion more is one more to be ended by a hole behind `decreasing_by`.
 
 A type counts behind all variables around it, whether it mentions them or not: a hypothesis can be
 why it holds. Further variables behind these do not matter.

@@ -502,16 +502,26 @@ def _compare_uses(
     if is_left_out:
         text = "Lean leaves out what stands in this hole, since nothing that is proved uses it"
         yield Difference("sorry", "hole_left_out", f"{text}; close the other holes first")
-    # It reaches those of other declarations unseen, by unfolding these.
-    changing = beside.intersection(unseen)
+    closed = {mark: _closed(reader, uses) for mark, uses in known.items()}
     allowed: dict[int, set[tuple[int, int]]] = {}
     for mark, uses in known.items():
-        typed = [use for use in uses if use.type_ != ALONE]
         # A hole in several places can have several types, and the goal mentions perhaps one.
-        if mark not in held or len({reader.closed(use) for use in typed}) == 1:
-            allowed[mark] = {next(reader.sequents(use)) for use in typed}
-    for name, numbers, _ in theirs.open_constants():
-        for mark, type_ in frozenset[Use]().union(*map(reader.of, numbers)):
+        if mark not in held or len(closed[mark]) == 1:
+            allowed[mark] = {next(reader.sequents(use)) for use in uses if use.type_ != ALONE}
+    found = {
+        name: frozenset[Use]().union(*map(reader.of, numbers))
+        for name, numbers, _ in theirs.open_constants()
+    }
+    new = frozenset[Use]().union(*found.values())
+    # It reaches those of other declarations unseen, by unfolding these. What calls itself once more
+    # can prove more by what stands behind `decreasing_by`.
+    changing = {
+        mark
+        for mark in beside.intersection(unseen)
+        if len(_closed(reader, [use for use in new if use.mark == mark])) <= len(closed[mark])
+    }
+    for name, used in found.items():
+        for mark, type_ in used:
             if mark in changing:
                 continue
             sequents = reader.sequents(Use(mark, type_)) if type_ != ALONE else ()
@@ -519,6 +529,11 @@ def _compare_uses(
                 text = "it proves by what stands in for another hole; close that hole first"
                 yield Difference(display(name), "hole_uses_hole", text)
                 break
+
+
+def _closed(reader: Uses, uses: Iterable[Use]) -> set[int]:
+    """Returns the types of uses, each behind the variables that it mentions."""
+    return {reader.closed(use) for use in uses if use.type_ != ALONE}
 
 
 def what_is_open(target: Image) -> tuple[bool, list[Name]]:

@@ -182,8 +182,9 @@ class _Step:
         limits = limits_of(self._request)
         async with self._lean.slot() as slot:
             run = await self._lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
-        goals = "".join(m.text for m in run.outcome.messages if draft.is_left(m))
-        if not goals or _HIDDEN.search(goals):
+        outcome = outcome_apart(draft, run.outcome)
+        goals = "".join(m.text for m in outcome.messages if draft.is_left(m))
+        if outcome.verdict != "incomplete" or not goals or _HIDDEN.search(goals):
             return []
         unseen = [name for name in draft.stand_ins if name not in goals]
         return [name.removeprefix(stand_in) for name in unseen]
