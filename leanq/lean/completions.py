@@ -12,6 +12,8 @@ from leanq.lean.steps.holes import find_holes
 from leanq.lean.syntax import Token, split_header, tokens
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+# A fence that closes behind the last word of its block.
+_LATE_FENCE = re.compile(r"^([^`\n]*[^`\s])(`{3,}[ \t]*)$", re.MULTILINE)
 _QUOTED_FENCE = re.compile(r"^>[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
 _QUOTED = re.compile(r"^>[ \t]?", re.MULTILINE)
 _LABEL = re.compile(r"\{?\.?\w+(?: [0-9]+)?\}?")
@@ -39,6 +41,8 @@ _MODIFIERS = re.compile(
 _COMMANDS = {"def", "abbrev", "theorem", "lemma", "instance", "example", "axiom", "opaque"}
 _COMMAND = re.compile(r"\s*(?:#\w|(?:import|open|theorem|lemma|def|example|namespace)\b)")
 _PROVES = re.compile(r":=|^[ \t]*\|", re.MULTILINE)
+# How terms begin, and no tactic.
+_TERM = re.compile(r"\s*(?:⟨|fun\b|λ|[^\W\d][\w']*\.[^\W\d])")
 # Tactics that are no terms.
 _TACTIC_WORDS = (
     "exact intro intros rintro apply refine rw rewrite simp simp_all simpa dsimp norm_num omega "
@@ -90,18 +94,30 @@ def last_block(text: str, statement: str = "") -> str:
 def _last_block(text: str, statement: str) -> tuple[str, Sequence[str]]:
     """Returns the Lean code of an answer, and the blocks before it."""
     text = _plain(text)
-    labelled, unlabelled = list[str](), list[str]()
+    labelled, unlabelled, is_last_labelled = list[str](), list[str](), True
     for language, body in _blocks(text):
         if language in _LEAN:
             labelled.append(body)
         elif not language:
             unlabelled.append(body)
-    for blocks in (labelled, unlabelled):
+        if language in ("", *_LEAN):
+            is_last_labelled = bool(language)
+    kinds = [labelled, unlabelled]
+    is_last_alone = not is_last_labelled and _is_proved(statement, unlabelled[-1])
+    if is_last_alone and not any(_is_proved(statement, body) for body in labelled):
+        kinds = [[*labelled, unlabelled[-1]]]  # the whole, of which the others are parts
+    for blocks in kinds:
         declaring = [n for n, body in enumerate(blocks) if statement and is_whole(statement, body)]
         if blocks and (declaring or blocks is labelled or not labelled):
             chosen = _chosen(blocks, declaring, statement)
             return _with_spaces(blocks[chosen]), [*map(_with_spaces, blocks[:chosen])]
     return _with_spaces(_without_prose(_TAG.sub("", text))), ()
+
+
+def _is_proved(statement: str, text: str) -> bool:
+    """Returns whether a text proves the statement under its name, as far as its words tell."""
+    is_stated = _declared(statement) & _declared(text) and _PROVES.search(text)
+    return bool(is_stated) and not find_holes(text)
 
 
 def _chosen(blocks: Sequence[str], declaring: Sequence[int], statement: str) -> int:
@@ -188,6 +204,8 @@ def _plain(text: str) -> str:
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
     """Yields the language and the body of each fenced block."""
     opened: re.Match[str] | None = None
+    if len(_FENCE.findall(text)) % 2:
+        text = _LATE_FENCE.sub(r"\1\n\2", text)
     fences = [*_FENCE.finditer(text)]
     if len(fences) % 2 and not fences[0][2].strip() and text[: fences[0].start()].strip():
         # The prompt has opened the block that ends here.
@@ -340,6 +358,8 @@ def with_proof(statement: str, proof: str) -> str:
         if "\n" not in proof or not proof.strip():
             return f"{before[: opened.start()]}by {proof.strip()}{behind}"
         before = f"{before[: opened.start()]}by"
+    elif opened and _TERM.match(proof):
+        return before[: opened.start()] + proof.strip() + behind
     elif opened:
         before = before[: opened.start()] + "by"
         if "\n" not in proof and "\n" not in opened[0]:
