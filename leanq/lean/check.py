@@ -215,8 +215,13 @@ class Compilation:
         options = (*self._options, *self._notes)
         return await self._lean.run(slot, text, limits, options=options)
 
-    async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
-        """Returns the final verdict on the result of :meth:`compile`."""
+    async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
+        """Returns the final verdict on the result of :meth:`compile`.
+
+        Args:
+            target: takes the place of the one that it was made with.
+        """
+        self._target = target or self._target
         if self._file is None or reply.verdict != "accepted":
             return reply
         started = time.monotonic()

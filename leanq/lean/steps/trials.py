@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from leanq.lean.check import Auditor, Target, check
+from leanq.lean.check import Auditor, Compilation
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run, Slot, limits_of
@@ -216,17 +216,16 @@ class _Step:
         target = replace(target, stand_ins=stand_ins)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
 
-        async def check_against(target: Target) -> Reply:
-            return await check(
-                self._lean, self._auditor, request, text, target=target, options=options
-            )
-
-        checked = await check_against(target)
+        compilation = Compilation(self._lean, request, text, target=target, options=options)
+        async with self._lean.slot() as slot:
+            compiled = await compilation.compile(slot)
+        checked = await compilation.judge(self._auditor, compiled)
         if stated and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
             # Recursion moves variables, and what other holes are about can depend on the tactic.
             unseen = await self._unseen(stated, stand_ins[0])
             if unseen:
-                checked = await check_against(replace(target, unseen=unseen))
+                target = replace(target, unseen=unseen)
+                checked = await compilation.judge(self._auditor, compiled, target)
         checked = structs.replace(checked, theorems=())
         return structs.replace(
             move.closed(draft, checked),
