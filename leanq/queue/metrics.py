@@ -151,7 +151,7 @@ WORKER = (
     _gauge("leanq_worker_quarantined", "1 while Lean does not work here, and nothing is claimed."),
     _counter("leanq_worker_requests_total", "Requests that this worker has run.", "verdict"),
     _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
-    _counter("leanq_lean_deaths_total", "Programs that did not end by themselves.", "reason"),
+    _counter("leanq_lean_deaths_total", "Programs that died or met a limit.", "reason"),
     _counter("leanq_fork_server_total", "Preloaded headers and forks, by event.", "event"),
     _counter(
         "leanq_kernels_disagree_total",

@@ -314,6 +314,19 @@ async def test_deaths_are_counted_by_reason(code: str, reason: str | None) -> No
     assert new == ({("leanq_lean_deaths_total", reason): 1} if reason else {})
 
 
+async def test_ends_that_leanq_brings_about_are_no_deaths() -> None:
+    before = COUNTS.copy()
+    limits = Limits(cpu_s=20, wall_s=20, memory_bytes=1 << 30)
+    asleep = python("import time; time.sleep(60)")
+    sandbox = await Sandbox.open(readable=PYTHON)
+    process = await sandbox.start(asleep, env={}, cwd=sandbox.scratch, limits=limits)
+    assert (await process.kill()).stopped == "killed"
+    # As one that waits for its input when its worker ends.
+    await sandbox.start(asleep, env={}, cwd=sandbox.scratch, limits=limits)
+    await sandbox.close()
+    assert {name for name, *_ in COUNTS - before} == {"leanq_lean_starts_total"}
+
+
 # From the command line
 
 

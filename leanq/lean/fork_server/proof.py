@@ -255,7 +255,8 @@ class Prover:
     async def new_sandbox(
         self, stack: contextlib.AsyncExitStack, zygote: Zygote | None = None
     ) -> Sandbox:
-        """Returns a sandbox for as long as the stack is open."""
+        """Returns a sandbox for trials, for as long as the stack is open."""
         sandbox = await self.open(zygote)
+        sandbox.counts = False
         stack.push_async_callback(sandbox.close)
         return sandbox

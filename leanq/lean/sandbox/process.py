@@ -85,6 +85,7 @@ class Process:
 
     Attributes:
         was_limited: whether it was alive when its limits were set; known once it has ended.
+        counts: whether the metrics count its death.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Process:
         self._output_bytes = output_bytes
         self._overflowed = False
         self.was_limited = False
+        self.counts = True
         self._tail = tail
         self._fresh = asyncio.Event()  # new output, or the end of it
         for fd in pipes:
@@ -239,7 +241,7 @@ class Process:
             self._close_output(fd)
         self._unwritten.clear()
         self.write_eof()
-        if reason := _why_dead(end, self._overflowed):
+        if self.counts and (reason := _why_dead(end, self._overflowed)):
             count("leanq_lean_deaths_total", reason)
         if isinstance(end, SandboxError):
             self._exit.set_exception(end)
@@ -302,9 +304,12 @@ class Process:
 
 
 def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
-    """Returns why it did not end by itself; empty if it did, even with an exit code."""
+    """Returns why it died; empty if it ended by itself, even with an exit code, or if nobody wanted
+    it any more."""
     if isinstance(end, SandboxError):
         return "supervisor"
+    if end.stopped == "killed":
+        return ""
     if overflowed and end.stopped is None:
         return "output"
     return end.stopped or ("signal" if end.signal is not None else "")

@@ -86,6 +86,8 @@ class Sandbox:
     """The walls of a program here, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
     alive: bool
     """False once the supervisor has died or the sandbox was closed: open another."""
+    counts: bool
+    """Whether the metrics count its programs that die; those of a trial may be meant to."""
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Sandbox:
         self._left_fd = -1
         self.isolation = ()
         self.alive = True
+        self.counts = True
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.Future[tuple[tuple[str, ...], Path]] = self._loop.create_future()
         self._process: Process | None = None
@@ -251,6 +254,8 @@ class Sandbox:
 
     async def _close(self) -> None:
         self._leave(-1)
+        if self._process is not None:
+            self._process.counts = False
         self._give_up("the sandbox was closed")
         try:
             await self._supervisor.end()
@@ -302,6 +307,7 @@ class Sandbox:
         most_bytes = limits.output_bytes if limits else _UNASKED_BYTES
         process = Process(ours, most_bytes, tail=dialogue, tell=self._tell, give_up=self._give_up)
         self._process = process
+        process.counts = self.counts
         count("leanq_lean_starts_total", "repl" if dialogue else "lean")
         try:
             self._tell({"start": order}, theirs)

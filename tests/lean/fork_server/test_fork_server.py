@@ -42,7 +42,7 @@ from leanq.lean import pass_memory
 from leanq.lean.environment import Environment, python_folders
 from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
-from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by, memory_of
+from leanq.lean.fork_server.proof import Key, Prover, RunBytes, compiled_by, memory_of
 from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.process import Lean, _is_doubtful
@@ -71,6 +71,13 @@ async def preloaded(environment: Environment) -> AsyncIterator[Lean]:
     async with opened(environment, forked=True) as lean:
         await forked_once(lean, HEADER + PROOF)
         yield lean
+
+
+async def test_a_trial_that_is_to_end_lean_is_no_death(core: Environment) -> None:
+    before = COUNTS.copy()
+    command = tuple(Lean(core, slots=1).command(COMPILE[:2]))
+    await Prover(core, hidden=(), nice=0).prove_machine(command, anew=True)
+    assert not [name for name in COUNTS - before if name[0] == "leanq_lean_deaths_total"]
 
 
 @pytest.mark.slow
