@@ -41,6 +41,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 # A process that ends waits so long for the last batch.
 _TIMEOUT_S = 3.0
+_REFUSED = "OpenTelemetry refuses its variables: {}"
 
 
 def is_asked_for(environ: Mapping[str, str]) -> bool:
@@ -65,6 +66,8 @@ def why_not(environ: Mapping[str, str]) -> str:
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
         return f"OpenTelemetry's SDK is not installed: {to_install('otel')}"
+    except ValueError as error:
+        return _REFUSED.format(error)
     return ""
 
 
@@ -97,7 +100,11 @@ def _tracer_for(role: Role) -> Tracer | None:
 
     provider = trace.get_tracer_provider()
     if role != "client" or not isinstance(provider, TracerProvider):
-        provider = _provider(role)
+        try:
+            provider = _provider(role)
+        except ValueError as error:
+            log.warning("no traces are sent: %s", _REFUSED.format(error))
+            return None
     return Tracer(provider.get_tracer("leanq", __version__), provider.force_flush)
 
 

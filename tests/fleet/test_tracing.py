@@ -336,3 +336,22 @@ def test_why_nothing_is_sent_is_said(settings: Settings) -> None:
     done = subprocess.run(command, env=asked, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "None\n")
     assert "no traces are sent: OTEL_TRACES_EXPORTER is 'zipkin'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "100", "max_export_batch_size must be less than"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "invalid literal for int() with base 10: 'many'"),
+        ("OTEL_SPAN_EVENT_COUNT_LIMIT", "-1", "OTEL_SPAN_EVENT_COUNT_LIMIT must be"),
+    ],
+)
+def test_a_variable_that_opentelemetry_refuses_costs_the_traces_alone(
+    name: str, value: str, why: str
+) -> None:
+    asked = {**os.environ, "OTEL_TRACES_EXPORTER": "otlp", name: value}
+    program = "import leanq.fleet.tracing as t; print(t.tracer())"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=asked, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "None\n")
+    assert f"no traces are sent: OpenTelemetry refuses its variables: {why}" in done.stderr
