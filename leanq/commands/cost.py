@@ -83,7 +83,7 @@ def cost(
     - the last seconds of a killed worker, since workers tell with their heartbeats
     - workers themselves, Redis, headers that the fork server imports, goals, echoes
 
-    Beyond 5,000 counts a day in a shard, further ones have no tenant and no campaign.
+    Beyond 4,000 counts a day in a shard, new ones have no campaign; beyond 5,000, no tenant.
     """
     if as_json and out is not None:
         raise UsageError("give either --json or --out")

@@ -84,6 +84,19 @@ async def test_names_beyond_the_room_of_a_day_share_a_row(shard: Shard) -> None:
     assert sum(uses.values()) == 5106
 
 
+async def test_campaigns_of_one_tenant_hide_no_other(shard: Shard) -> None:
+    many = {Use("a", "x", f"c{n}", "attempts"): 1 for n in range(5100)}
+    await shard.queue.renew("w", used=many)
+    other = {use._replace(tenant="y"): 7 for use in (CPU, ATTEMPTS, ACCEPTED)}
+    await shard.queue.renew("w", used={**other, Use("a", "x", "c1", "attempts"): 1})
+    ((_, uses),) = (await shard.queue.accounts(0)).values()
+    assert {use: n for use, n in uses.items() if use.tenant == "y"} == {
+        use._replace(campaign=""): 7 for use in other
+    }
+    assert uses[Use("a", "x", "c1", "attempts")] == 2
+    assert sum(n for use, n in uses.items() if use.tenant == "x") == 5101
+
+
 @pytest.mark.parametrize("place", ["accounts", "account:11", "account:11 a:x:run:cpu_ms"])
 async def test_what_others_write_there_stops_no_heartbeat(shard: Shard, place: str) -> None:
     await shard.queue.renew("w", used={CPU: 1})
