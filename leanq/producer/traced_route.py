@@ -58,9 +58,8 @@ class TracedRoute:
         sent = self._tracer.begin(
             f"send {where}".rstrip(), kinds.PRODUCER, traceparent_of(span), attributes
         )
-        assert sent is not None
-        # Workers and the queue belong to what was sent.
-        request = replace(request, traceparent=traceparent_of(sent))
+        # Workers and the queue belong to what was sent. A trainer's own sampler may leave that out.
+        request = replace(request, traceparent=traceparent_of(sent or span))
         submission = replace(submission, body=wire.pack_request(request))
         traced = self._traced[waiter] = _Traced(self, waiter, span, sent)
         self.route.send(replace(prepared, request=request, submission=submission), traced)
@@ -108,11 +107,11 @@ class _Traced:
 
     __slots__ = ("_route", "sent", "span", "waiter")
 
-    def __init__(self, route: TracedRoute, waiter: Waiter, span: Span, sent: Span) -> None:
+    def __init__(self, route: TracedRoute, waiter: Waiter, span: Span, sent: Span | None) -> None:
         self._route, self.waiter, self.span, self.sent = route, waiter, span, sent
 
     def end_sent(self) -> None:
-        if self.sent.is_recording():
+        if self.sent and self.sent.is_recording():
             self.sent.end()
 
     def acknowledged(self) -> None:

@@ -125,7 +125,10 @@ PRIORITIES = 3
 _LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "verify": 12, "step": 9}
 # A gateway with keys adds a seal, which tells it the tenant that owns the state.
 _STATE = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{32})?")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# Neither id is zero, and no version is ff.
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 
 
 _TIMEOUT_S, _WALL_S, _MEMORY_MB, _SCRATCH_MB, _DELAY_S = 60.0, 360.0, 4096, 256, 0.0

@@ -58,6 +58,22 @@ else:
         print(*(future.result(60).verdict for future in futures))
 print("opentelemetry.exporter" in sys.modules)
 """
+# A trainer's own sampler, which keeps the spans of clients alone.
+PICKY = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+class Picky(Sampler):
+    def should_sample(self, context, trace_id, name, kind, *args, **kwargs):
+        keeps = kind is trace.SpanKind.CLIENT
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if keeps else Decision.DROP)
+    def get_description(self):
+        return "picky"
+trace.set_tracer_provider(TracerProvider(Picky()))
+from leanq import LeanQClient
+with LeanQClient() as lean:
+    print(lean.echo(b"a").result(60))
+"""
 ECHOES = """
 import sys, time
 from leanq import LeanQClient
@@ -324,6 +340,15 @@ def test_a_receiver_that_takes_nothing_delays_nothing(
     assert dropped >= 3 * 200 - 16
     # One batch would take three seconds to be given up.
     assert took_s < 3.0
+    ends_well(worker)
+
+
+@pytest.mark.slow
+def test_a_sampler_may_keep_a_part_of_a_trace(terminal: Terminal, settings: Settings) -> None:
+    terminal.use(settings)
+    worker = terminal.start("worker", "--slots", "1", "--driver", "echo")
+    wait_for_line(worker.stderr, "serves")
+    assert client_of(settings, PICKY, OTEL_TRACES_EXPORTER="otlp") == ["b'a'"]
     ends_well(worker)
 
 

@@ -31,7 +31,14 @@ async def test_the_header_reaches_the_worker(gateway: Gateway, scripted: Scripte
     }
 
 
-@pytest.mark.parametrize("header", ["", "x", TRACE.upper(), TRACE + "-x", "\xff" * 55])
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("", "x", TRACE.upper(), TRACE + "-x", "\xff" * 55, "ff" + TRACE[2:]),
+        f"00-{'0' * 32}-b7ad6b7169203331-01",
+        f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01",
+    ],
+)
 async def test_a_header_that_is_none_is_ignored(
     gateway: Gateway, scripted: Scripted, header: str
 ) -> None:
