@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 
 from msgspec.structs import replace
 
@@ -26,9 +26,10 @@ _TOOK = re.compile(r"(?m)^(.{1,300}?) took (\d[\d.e+-]{0,20}?)(m?s)$\n?")
 _OF_COMMAND = frozenset({"elaboration", "linting"})
 _DECLARES = {"theorem", "lemma", "def", "abbrev", "instance", "example", "axiom", "opaque"}
 _DECLARES |= {"structure", "class", "inductive"}
-_OWN = re.compile(
-    r"(?s)(?:\s|(?:mutual|class)\s|/--.*?-/|@\[[^\]]*\]"
-    r"|(?:private|protected|noncomputable|unsafe|partial|nonrec|local|scoped|public|meta)\s)*"
+# What may stand before a command's own declaration. Any other reading of a text would cost time.
+_BEFORE = re.compile(
+    r"(?s)(?:\s|(?:mutual|class)\s|(?>/--.*?-/)|@\[[^\]]*\]"
+    r"|(?:private|protected|noncomputable|unsafe|partial|nonrec|local|scoped|public|meta)\s)*+"
 )
 _NAME = re.compile(r"[^\W\d]|«")
 _MOST_DECLARATIONS, _MOST_PARTS, _MOST_CHARS = 1000, 3, 100
@@ -60,21 +61,18 @@ def profiled(run: Run, code: str) -> Reply:
     declared, unfinished = [*_declared(code)], ""
     if outcome.verdict not in LEAN_VERDICTS:
         # The last command that Lean told of may declare something behind its modifiers.
-        last = starts[-1] if starts else None
-        behind = (
-            (at, name)
-            for at, name in declared
-            if last is None or (at > last and not _OWN.fullmatch(code, last, at))
-        )
+        until = _own_until(code, starts[-1]) if starts else -1
+        behind = ((at, name) for at, name in declared if at > until)
         for start, name in islice(behind, 1):
             starts.append(start)
             unfinished = name or _line_at(code, start)
     starts = starts or [0]
+    untils = [_own_until(code, *each) for each in pairwise([*starts, len(code)])]
     names: defaultdict[int, list[str]] = defaultdict(list)
     for offset, name in declared:
         at = bisect_right(starts, offset) - 1
         # Lean may have read no declaration behind a command, or told nothing of it.
-        is_own = names[at] or _OWN.fullmatch(code, starts[at], offset)
+        is_own = names[at] or starts[at] <= offset <= untils[at]
         names[at] += [name] if name and is_own else []
     spent: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for offset, found in works:
@@ -114,22 +112,30 @@ def _works(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _declared(code: str) -> Iterator[tuple[int, str]]:
-    """Yields where declarations begin, with their full names; "" for those without."""
+    """Yields where declarations begin, with the beginnings of their full names; ""
+    for those without."""
     spaces: list[str] = []
     word = Token("", 0, 0)
     for token in tokens(code):
+        space = spaces[-1] if spaces else ""
         if word.text == "namespace":
-            spaces.append(token.text)
+            spaces.append(f"{space}{token.text}."[:_MOST_CHARS])
         elif token.text in ("section", "mutual"):
-            spaces.append("")
+            spaces.append(space)
         elif token.text == "end" and spaces:
             spaces.pop()
         if word.text in _DECLARES and token.text not in _DECLARES:
             name = token.text if _NAME.match(token.text) else ""
             if name and not name.startswith("_root_."):
-                name = ".".join((*filter(None, spaces), name))
-            yield word.start, name.removeprefix("_root_.")
+                name = space + name
+            yield word.start, name.removeprefix("_root_.")[:_MOST_CHARS]
         word = token
+
+
+def _own_until(code: str, start: int, end: int | None = None) -> int:
+    """Returns up to where the own declaration of a command begins at ``start``, if it has one."""
+    found = _BEFORE.match(code, start, len(code) if end is None else end)
+    return found.end() if found else start
 
 
 def _line_at(code: str, start: int) -> str:

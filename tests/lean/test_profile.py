@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -189,6 +191,33 @@ def test_a_text_can_print_anything() -> None:
     assert (row.name, row.line) == ("t", 1)
     assert row.parts[0] == ("x", 1e9)
     assert reply.verdict == "rejected"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("code", "places"),
+    [
+        (f"{'/-- -/' * 100}# theorem x", [0]),
+        (f"{' ' * 100_000}# {'theorem x ' * 50_000}", [0]),
+        (f"{'/-- -/ ' * 50_000}# {'theorem x ' * 50_000}", range(0, 350_000, 7)),
+    ],
+)
+def test_no_text_keeps_a_worker_from_its_heartbeats(code: str, places: Iterable[int]) -> None:
+    reply = of(code, *(line((1, at), "elaboration took 1ms") for at in places))
+    assert reply.profile is not None
+    assert sum(row.ms for row in reply.profile.declarations) > 0
+
+
+def test_deep_namespaces_cost_no_memory() -> None:
+    code = "namespace a\n" * 10_000 + "theorem x := y\n" * 20_000
+    tracemalloc.start()
+    try:
+        profile = of(code, line((1, 0), "elaboration took 1ms"), stopped="cpu").profile
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+    assert profile is not None
+    assert profile.unfinished == ("a." * 50)
 
 
 def test_a_command_is_not_what_stands_behind_it() -> None:
