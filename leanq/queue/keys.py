@@ -225,6 +225,10 @@ def retry_request_id(request_id: str) -> str:
 def shard_of(request_id: str) -> int:
     """Returns the shard that ``request_id`` names; raises UsageError if it is no request id."""
     head, dash, rest = request_id.partition("-")
-    if not (dash and head.isascii() and head.isdigit() and 0 < len(rest) <= 64):
-        raise UsageError(f"{request_id!r} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'")
+    # Python reads no number of thousands of digits.
+    is_shard = head.isascii() and head.isdigit() and len(head) < 10
+    if not (dash and is_shard and 0 < len(rest) <= 64):
+        raise UsageError(
+            f"{request_id!r:.80} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'"
+        )
     return int(head)

@@ -217,3 +217,9 @@ def test_an_id_that_nobody_knows(client: Terminal) -> None:
     done = client.run("trace", "0-nobody")
     assert (done.code, done.out) == (2, "")
     assert "nothing is known of the time of 0-nobody" in done.err
+
+
+def test_an_id_with_the_number_of_no_shard(client: Terminal) -> None:
+    done = client.run("trace", "9" * 5000 + "-a")
+    assert (done.code, done.out) == (2, "")
+    assert "is no request id; one looks like" in done.err

@@ -300,7 +300,8 @@ async def test_a_slow_request_is_profiled_from_its_page(
     assert form not in page
     (again,) = re.findall(r"/page/requests/([^/\"]+)/text", page)
     assert (await post(gateway, "/page/profile", request_id=unquote(again))).status_code == 404
-    assert (await post(gateway, "/page/profile", request_id="0-none")).status_code == 404
+    for none in ("0-none", "9" * 5000 + "-a"):
+        assert (await post(gateway, "/page/profile", request_id=none)).status_code == 404
 
 
 async def checked(gateway: Gateway, code: str) -> str:
