@@ -29,7 +29,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -161,14 +161,14 @@ class Environment:
             "is built"
         )
 
-    def has_others(self, header: Header) -> bool:
-        """Returns whether a module that a header names is in another file by now than at opening.
+    def has_others(self, modules: Iterable[str]) -> bool:
+        """Returns whether one of these modules is in another file by now than at opening.
 
         It looks at these modules' files alone, which takes microseconds. Lake writes a module anew
         after each module that it imports.
         """
         try:
-            for module in header.imports:
+            for module in modules:
                 path = self.find_olean(module)
                 if path is None:
                     name = f"{'/'.join(map(str, module_parts(module)))}.olean"

@@ -213,11 +213,15 @@ class LeanDriver:
         # A library that is rebuilt or deleted makes no candidate wrong.
         if reply.reason == "unknown_import":
             return await self._notice_changes(at_once=True)
-        if reply.verdict not in LEAN_VERDICTS or not request.code:
+        if reply.verdict not in LEAN_VERDICTS:
             return False
-        environment = opened.lean.environment
-        header = split_header(environment.header_for(request.code) + request.code)
-        if self.opened is opened and not await asyncio.to_thread(environment.has_others, header):
+        environment, code = opened.lean.environment, request.code
+        if request.state:
+            records = await self._until_available(lambda: self._states.recall(request.state))
+            code = read_recipe(request.state, records).source.code if records else ""
+        header = split_header(environment.header_for(code) + code)
+        modules = (*header.imports, *opened.targets.modules(request.theorems))
+        if self.opened is opened and not await asyncio.to_thread(environment.has_others, modules):
             return False
         await self._notice_changes(at_once=True)
         return True

@@ -94,7 +94,7 @@ class Targets:
         self._lean, self._cache = lean, cache
         self._kept: LRUCache[str, _Compiled] = LRUCache(_KEPT_BYTES, _room_bytes)
         self._compiling: dict[str, asyncio.Lock] = {}
-        self._found: dict[tuple[str, ...], Path] = {}
+        self._found: dict[tuple[str, ...], tuple[Name, Path]] = {}
 
     async def of_request(self, request: Request) -> Target:
         """Returns the target of a request.
@@ -110,6 +110,11 @@ class Targets:
         compiled = await self._compiled(text, request)
         compiled.check(request.holes)
         return Target(compiled.file, compiled.ending, holes=request.holes)
+
+    def modules(self, theorems: Sequence[str]) -> list[str]:
+        """Returns the modules of those of the environment's theorems that have been targets."""
+        names = map(module_parts, theorems)
+        return [display(self._found[name][0]) for name in names if name in self._found]
 
     async def of_source(
         self, source: str, filled: str, request: Request, stated: str
@@ -234,9 +239,9 @@ class Targets:
                     f"{len(found)} modules of the environment {environment.name!r} declare "
                     f"{display(name)}, such as {modules}; give the theorem's text as the target"
                 )
-            [known] = found.values()
+            [known] = found.items()
             self._found[name] = known
-        return known
+        return known[1]
 
 
 def _room_bytes(kept: _Compiled) -> int:

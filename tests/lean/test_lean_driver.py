@@ -397,6 +397,31 @@ async def test_no_verdict_is_about_other_files_than_its_fingerprint(
 
 
 @pytest.mark.slow
+async def test_no_step_and_no_named_target_is_of_other_files_than_the_fingerprint(
+    either: Site, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goal = "prelude\nimport Core\n"
+    driver = await either.one(library.open)
+    first = await driver.run(
+        check(f"{goal}import Library\ntheorem t (p : Prop) : p → p := by sorry")
+    )
+    [sorry] = first.sorries
+    proof = f"{goal}theorem given (p : Prop) (h : p) : p := h"
+    named = Request(op="verify", code=proof, theorems=("given",))
+    told = await driver.run(named)
+    assert (told.verdict, told.fingerprint) == ("accepted", first.fingerprint), told.messages
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 3600.0)
+
+    library.compile("axiom given (p : Prop) (h : p) : p")
+    step = Request(op="step", state=sorry.state or "", tactic="exact given p")
+    assert "check its source again" in ((await driver.run(step)).error or "")
+    library.compile("theorem given (p q : Prop) (h : q) : q := h")
+    told = await driver.run(named)
+    assert (told.verdict, told.reason) == ("rejected", "statement_differs")
+    assert told.fingerprint == library.open().fingerprint
+
+
+@pytest.mark.slow
 async def test_an_environment_that_went_away_is_the_workers_trouble(
     site: Site, library: Library, tmp_path: Path
 ) -> None:

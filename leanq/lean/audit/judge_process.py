@@ -50,7 +50,12 @@ from leanq.lean.audit.judge import (
     hidden_names,
 )
 from leanq.lean.audit.judge_forks import Forks, Memory, read_files, write
-from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
+from leanq.lean.audit.kernel import (
+    Kernel,
+    KernelLimitError,
+    KernelUnavailableError,
+    Reached,
+)
 from leanq.lean.audit.known_names import unsettled
 from leanq.lean.audit.layouts import Damaged, UnknownLayout
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
@@ -296,13 +301,21 @@ def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) 
     }
 
 
-def axioms_behind(kernel: Kernel, names: Iterable[Name]) -> list[list[str]]:
+def axioms_behind(kernel: Kernel, names: Collection[Name]) -> list[list[str]]:
     """Returns the axioms that each imported constant rests on, as the kernel's environment has it.
 
     Raises:
-        DeniedError: there is no such constant, or it refers to one that is not there.
+        DeniedError: there is no such constant, or it refers to one that is not there; or a proof
+            leads back to itself.
     """
-    read = cache(kernel.references)
+
+    @cache
+    def read(name: Name) -> Reached:
+        if (said := kernel.references(name)) is None:
+            raise DeniedError("kernel_refused", f"no import declares {display(name)}")
+        return said
+
+    _check_proofs(names, read)
     found: dict[Name, set[Name]] = {}
     for name in names:
         axioms, seen, todo = set[Name](), {name}, [name]
@@ -312,16 +325,39 @@ def axioms_behind(kernel: Kernel, names: Iterable[Name]) -> list[list[str]]:
                 axioms |= found[each]
                 continue
             said = read(each)
-            if said is None:
-                raise DeniedError("kernel_refused", f"no import declares {display(each)}")
-            is_axiom, used = said
-            if is_axiom:
+            if said.is_axiom:
                 axioms.add(each)
-            fresh = [other for other in used if other not in seen]
+            fresh = [other for other in said.used if other not in seen]
             seen |= {*fresh}
             todo += fresh
         found[name] = axioms
     return [sorted(map(display, found[name])) for name in names]
+
+
+def _check_proofs(names: Iterable[Name], read: Callable[[Name], Reached]) -> None:
+    """Raises DeniedError if a proof behind the constants leads back to itself.
+
+    Lean imports a theorem that several modules prove, and takes one of the proofs. Two theorems can
+    then prove each other, though each module was right.
+    """
+    todo, opened, done = [*names], set[Name](), set[Name]()
+    while todo:
+        name = todo[-1]
+        if name in opened or name in done:
+            todo.pop()
+            opened.discard(name)
+            done.add(name)
+            continue
+        opened.add(name)
+        for each in read(name).used:
+            if each not in opened:
+                todo.append(each)
+            elif not read(each).is_unsafe:
+                raise DeniedError(
+                    "kernel_refused",
+                    f"the imports prove {display(each)} by itself: several modules declare it, or "
+                    "what its proof uses; import one of them",
+                )
 
 
 def _check_examples(

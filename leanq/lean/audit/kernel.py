@@ -111,7 +111,8 @@ _EXCEPTIONS = (
 _WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
 
 # `Lean.ConstantInfo`: definitions, theorems and opaque constants have a value.
-_AXIOM, _DEFINITION, _WITH_VALUE, _INDUCTIVE = 0, 1, (1, 2, 3), 5
+_AXIOM, _DEFINITION, _WITH_VALUE, _INDUCTIVE, _CONSTRUCTOR = 0, 1, (1, 2, 3), 5, 6
+_SAFE = 1  # a definition's safety
 
 _OWN = 1  # the reference count of an object that only its maker knows
 WORD_BYTES = 8
@@ -141,6 +142,15 @@ class Info(NamedTuple):
     levels: int
     type_: int
     value: int
+
+
+class Reached(NamedTuple):
+    """What a constant leads to: whether it is an axiom, whether it is an unsafe or partial
+    definition, and the constants in it."""
+
+    is_axiom: bool
+    is_unsafe: bool
+    used: list[Name]
 
 
 class Objects:
@@ -490,26 +500,37 @@ class Kernel(Objects):
             retain(each)
         return int(self._find(environment, name))
 
-    def references(self, name: Name) -> tuple[bool, list[Name]] | None:
-        """Returns whether a constant of the environment is an axiom, and the constants in its type
-        and its value, with an inductive type's constructors; None if there is no such constant."""
+    def references(self, name: Name) -> Reached | None:
+        """Returns what a constant of the environment leads to; None if there is no such constant.
+
+        An inductive type leads to all in the types and constructors of its block beside the block
+        itself, and a constructor to its type alone. So nothing that is safe leads back to itself.
+        """
         option = self.found(self.env, self.name(name))
         if option & 1:
             return None
         info = word(option + WORD_BYTES)
         value, kind = word(info + WORD_BYTES), self.tag(info)
-        parts = [self.type_in(info)]
+        if kind == _CONSTRUCTOR:
+            return Reached(False, False, [self.read_name(word(value + 2 * WORD_BYTES))])
+        parts, block = [self.type_in(info)], set[Name]()
         if kind in _WITH_VALUE:
             parts.append(word(value + 2 * WORD_BYTES))
-        used = list(self.items(word(value + 5 * WORD_BYTES))) if kind == _INDUCTIVE else []
+        for type_ in self.items(word(value + 4 * WORD_BYTES)) if kind == _INDUCTIVE else ():
+            one = self.find(type_)
+            for each in (type_, *self.items(word(word(one + WORD_BYTES) + 5 * WORD_BYTES))):
+                block.add(self.read_name(each))
+                parts.append(self.type_in(self.find(each)))
+        used = set[Name]()
         for part in parts:
             retain(part)  # this function may consume it
             names = self._used(part)
-            used += (
-                word(names + (3 + number) * WORD_BYTES)
+            used |= {
+                self.read_name(word(names + (3 + number) * WORD_BYTES))
                 for number in range(word(names + WORD_BYTES))
-            )
-        return kind == _AXIOM, [self.read_name(each) for each in used]
+            }
+        is_unsafe = kind == _DEFINITION and self.byte(value, 4, 0) != _SAFE
+        return Reached(kind == _AXIOM, is_unsafe, [*used - block])
 
     def save_module(
         self, path: str, module: Name, imports: Iterable[Name], constants: Mapping[int, int]

@@ -260,6 +260,36 @@ async def test_no_module_beside_the_library_gives_names_a_meaning(
 
 
 @of_module
+async def test_theorems_of_several_modules_do_not_prove_each_other(
+    lean: Path, tmp_path: Path
+) -> None:
+    """Lean takes one proof of each, and no module has both of these."""
+    folder, scratch = tmp_path / "modules", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    texts = {
+        "A": "axiom q : False\ntheorem a : False := q\n",
+        "B": "theorem b : False := sorry\n",
+        "OfA": "import A\ntheorem b : False := a\n",
+        "OfB": "import B\ntheorem a : False := b\n",
+    }
+    for name, text in texts.items():
+        compile_module(lean, name, text, folder)
+    types = "mutual\ninductive T where | t (u : U)\ninductive U where | u | of (t : T)\nend\n"
+    unsafe = "unsafe def bad : False := bad\n"
+    compile_module(lean, "Honest", f"{types}{unsafe}def c (u : U) : U := u\n", folder)
+    async with new_site(open_other(lean, tmp_path / "cache", folder), scratch) as site:
+        driver = await site.driver()
+        code = "import A\nimport B\nimport OfA\nimport OfB\ntheorem t : False := a\n"
+        reply = await check(driver, code)
+        assert said(reply) == ("rejected", "kernel_refused", "4.35.0"), reply.messages
+        assert "the imports prove a by itself" in reply.messages[-1].text
+        code = "import Honest\nunsafe def worse := bad\ndef t (u : U) : T := .t u\n"
+        reply = await check(driver, code, trust_programs=True)
+        assert said(reply)[0] == "accepted", reply.messages
+
+
+@of_module
 async def test_a_changed_module_is_transcribed_alone(
     lean: Path,
     tmp_path: Path,
