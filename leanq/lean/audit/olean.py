@@ -97,10 +97,15 @@ def find_folder(first: str, folders: Sequence[Path]) -> Path | None:
 def modules_of(
     folders: Sequence[Path], leave_out: Collection[str] = ()
 ) -> Iterator[tuple[Name, str]]:
-    """Yields each module of a search path with its compiled file, as Lean finds it, except those of
-    some libraries; raises OSError."""
-    there = [folder for folder in folders if folder.is_dir()]
-    files = [file.path for folder in there for file in compiled_modules(folder, leave_out)]
+    """Yields each module of a search path with its compiled file, as Lean finds it; raises OSError.
+
+    Args:
+        leave_out: libraries that stand beside `Init`; another folder may have others of their names.
+    """
+    files: list[str] = []
+    for folder in filter(Path.is_dir, folders):
+        without = leave_out if (folder / "Init.olean").is_file() else ()
+        files += (file.path for file in compiled_modules(folder, without))
     return find_modules(folders, files)
 
 

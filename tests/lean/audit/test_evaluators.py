@@ -155,6 +155,18 @@ def test_a_library_named_core_is_not_leanqs_own(library: Path, tmp_path: Path) -
     assert "trace" in evaluators(environment).words
 
 
+def test_a_library_named_as_one_of_leans_own_is_looked_into(
+    lean: Lean, library: Path, tmp_path: Path
+) -> None:
+    for name in ("Base", "Helpers"):
+        (tmp_path / f"{name}.olean").symlink_to(library / f"{name}.olean")
+    compiled = lean.compile(OWN, name="Lake")
+    (tmp_path / "Lake.olean").write_bytes(compiled.read_bytes())
+    assert scan((tmp_path,)).words["trace"] == "tactic traced (Lake)"
+    (tmp_path / "Init.olean").symlink_to(library / "Base.olean")
+    assert scan((tmp_path,)).words == {}
+
+
 @pytest.mark.slow
 def test_what_was_found_in_files_that_changed_is_not_kept(
     lean: Lean, library: Path, tmp_path: Path
@@ -214,6 +226,7 @@ def test_a_library_in_leans_own_folder_is_looked_into(
     for path in library.glob("*.olean"):
         (folder / path.name).symlink_to(path)
     (folder / "Lean" / "Damaged.olean").write_bytes(b"olean")
+    (folder / "Init.olean").symlink_to(library / "Base.olean")
     toolchain = replace(core.toolchain, source="option", prefix=tmp_path)
     found = evaluators(replace(core, toolchain=toolchain, search_path=(), cache=tmp_path))
     assert ("trace" in found.words, found.unseen) == (True, {})
