@@ -21,7 +21,7 @@ from pathlib import Path
 
 from leanq.errors import AuditError
 from leanq.lean.audit.olean import Constant, Name, display, read_module
-from leanq.lean.audit.survey import Survey, reachable
+from leanq.lean.audit.survey import Survey, proves_itself, reachable
 from leanq.lean.syntax import Header
 
 SORRY = "sorryAx"
@@ -132,6 +132,11 @@ class ImportedAxioms:
         hidden: dict[Name, Constant] = {}
         if unspeakable:
             hidden = await asyncio.to_thread(self._read_hidden, unspeakable)
+        behind = {name: constant.references for name, constant in hidden.items()}
+        # Several modules may declare a theorem, each with another proof.
+        for name, constant in hidden.items():
+            if constant.kind == "theorem" and name in reachable(constant.references, behind):
+                raise AuditError(proves_itself(name))
         behind_hidden = {name for constant in hidden.values() for name in constant.references}
         spoken = [
             name for name in names | behind_hidden if name not in hidden and name not in self._known
@@ -141,7 +146,6 @@ class ImportedAxioms:
             self._known |= _read_answers(await self._ask(source), source, spoken)
         # Only now: a hidden constant's axioms are those of everything behind it.
         for name in unspeakable:
-            behind = {each: constant.references for each, constant in hidden.items()}
             reached = reachable([name], behind)
             self._known[name] = frozenset(
                 axiom for each in reached for axiom in self._axioms_at(each, hidden)

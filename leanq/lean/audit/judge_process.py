@@ -61,7 +61,14 @@ from leanq.lean.audit.layouts import Damaged, UnknownLayout
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer
 from leanq.lean.audit.statement import compare, is_leans_own
-from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, survey
+from leanq.lean.audit.survey import (
+    Survey,
+    led_to,
+    places,
+    proves_itself,
+    stated_theorems,
+    survey,
+)
 from leanq.lean.examples import NAME
 
 _MAX_THEOREMS = 1000
@@ -353,11 +360,7 @@ def _check_proofs(names: Iterable[Name], read: Callable[[Name], Reached]) -> Non
             if each not in opened:
                 todo.append(each)
             elif not read(each).is_unsafe:
-                raise DeniedError(
-                    "kernel_refused",
-                    f"the imports prove {display(each)} by itself: several modules declare it, or "
-                    "what its proof uses; import one of them",
-                )
+                raise DeniedError("kernel_refused", proves_itself(each))
 
 
 def _check_examples(

@@ -100,7 +100,7 @@ def modules_of(
     """Yields each module of a search path with its compiled file, as Lean finds it; raises OSError.
 
     Args:
-        leave_out: libraries that stand beside `Init`; another folder may have others of their names.
+        leave_out: libraries that stand beside `Init`. Another folder may have others of such names.
     """
     files: list[str] = []
     for folder in filter(Path.is_dir, folders):

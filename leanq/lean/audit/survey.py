@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.olean import display
 
 # The extension in which Lean keeps the places of declarations.
 _PLACES: Name = ("Lean", "declRangeExt")
@@ -139,6 +140,14 @@ def led_to(
         found[name] = references
         todo += references
     return found
+
+
+def proves_itself(theorem: Name) -> str:
+    """Returns the words for imports of which each was right, and all together are circular."""
+    return (
+        f"the imports prove {display(theorem)} by itself: several modules declare it, or what its "
+        "proof uses; import one of them"
+    )
 
 
 def reachable(start: Iterable[Name], references: Mapping[Name, AbstractSet[Name]]) -> set[Name]:

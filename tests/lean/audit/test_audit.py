@@ -356,6 +356,27 @@ async def test_hidden_names_are_found_behind_imports(tmp_path: Path) -> None:
     assert await audit_module(module(("x", 7)), imported) == Findings(axioms, False, axioms)
 
 
+@pytest.mark.slow
+async def test_hidden_theorems_of_several_modules_do_not_prove_each_other(tmp_path: Path) -> None:
+    """Their names have a tab, so that Lean cannot be asked about them."""
+    lean = Lean(tmp_path)
+    texts = {
+        "A": "theorem «a\t» : False := sorry",
+        "B": "theorem «b\t» : False := sorry",
+        "OfA": "import A\ntheorem «b\t» : False := «a\t»",
+        "OfB": "import B\ntheorem «a\t» : False := «b\t»",
+    }
+    for name, text in texts.items():
+        lean.compile(f"prelude\nimport Core\n{text}\n", name=name)
+    (tmp_path / "candidate").mkdir()
+    auditor = Auditor(lean, tmp_path / "candidate")
+    header = "prelude\nimport Core\n"
+    with pytest.raises(AuditError, match=r"the imports prove «.\t» by itself"):
+        await auditor(f"{header}import OfA\nimport OfB\ntheorem t : False := «a\t»\n")
+    found = await auditor(f"{header}import OfA\ntheorem t : False := «b\t»\n")
+    assert found.incomplete
+
+
 def test_print_axioms_source() -> None:
     header = split_header("module\npublic import A.«b c» meta import D\ntheorem t")
     names: list[Name] = [("x", "y z"), ("theorem",)]
