@@ -357,10 +357,10 @@ def _check_proofs(names: Iterable[Name], read: Callable[[Name], Reached]) -> Non
             continue
         opened.add(name)
         for each in read(name).used:
-            if each not in opened:
-                todo.append(each)
-            elif not read(each).is_unsafe:
+            if each in opened and not read(each).is_unsafe:
                 raise DeniedError("kernel_refused", proves_itself(each))
+            if each not in opened and each not in done:
+                todo.append(each)
 
 
 def _check_examples(
