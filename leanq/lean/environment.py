@@ -175,6 +175,8 @@ class Environment:
                     if any(each.name == name for each in self.found.values()):
                         return True
                     continue
+                if str(path) not in self.found and not self._is_leans_own(module, path):
+                    return True
                 parts = (f"{path}{end}" for end in ("", ".server", ".private"))
                 for known in filter(None, map(self.found.get, parts)):
                     if File.of(known.name, known.path, os.stat(known.path)) != known:
@@ -182,6 +184,10 @@ class Environment:
         except OSError:
             return True
         return False
+
+    def _is_leans_own(self, module: str, path: Path) -> bool:
+        own = self.toolchain.library
+        return own is not None and path.is_relative_to(own) and module_parts(module)[0] in LEANS_OWN
 
     def changed(self) -> bool:
         """Returns whether Lean, the compiled modules or the project's files have changed since

@@ -422,6 +422,20 @@ async def test_no_step_and_no_named_target_is_of_other_files_than_the_fingerprin
 
 
 @pytest.mark.slow
+async def test_no_verdict_is_about_a_file_that_the_fingerprint_lacks(
+    either: Site, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await either.one(library.open)
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 3600.0)
+    before = library.open().fingerprint
+    (library.folder / "Fresh.olean").write_bytes((library.folder / "Library.olean").read_bytes())
+    code = "prelude\nimport Core\nimport Fresh\ntheorem t (p : Prop) : p → p := given p"
+    reply = await driver.run(check(code))
+    assert (reply.verdict, reply.axioms) == ("accepted", ())
+    assert before != reply.fingerprint == library.open().fingerprint
+
+
+@pytest.mark.slow
 async def test_an_environment_that_went_away_is_the_workers_trouble(
     site: Site, library: Library, tmp_path: Path
 ) -> None:

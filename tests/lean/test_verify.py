@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from support.search_paths import with_folders
 from support.sites import Site
 
 from leanq.lean.audit.olean import open_image
@@ -206,7 +206,7 @@ async def test_a_theorem_of_the_environment_is_proved_again(site: Site, tmp_path
     )
     (tmp_path / "Theory.lean").write_text(source)
     compile_text(site.core, tmp_path / "Theory.lean", folder / "Theory.olean")
-    environment = replace(site.core, search_path=(folder, *site.core.search_path))
+    environment = with_folders(site.core, (folder, *site.core.search_path))
     driver = await site.driver(environment)
     for theorems, code, failed in (
         (("swap", "both"), source, []),
@@ -303,7 +303,7 @@ async def test_a_theorem_is_that_of_the_module_that_lean_finds(site: Site, tmp_p
         compile_text(site.core, path, path.with_suffix(".olean"))
     (tmp_path / "second" / "Linked").symlink_to(tmp_path / "elsewhere")
     folders = (tmp_path / "first", tmp_path / "second", *site.core.search_path)
-    driver = await site.driver(replace(site.core, search_path=folders))
+    driver = await site.driver(with_folders(site.core, folders))
     code = "prelude\nimport Core\ntheorem {} : True := True.intro\n"
     for name, error in (
         ("one", None),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.images import Lean
+from support.search_paths import with_folders
 from support.sites import Site, check
 
 from leanq.errors import SandboxError
@@ -258,7 +259,7 @@ async def test_no_hidden_module_tells_what_a_text_may_do(
     core = open_environment("core", None, cache=lean.folder / "cache", environ={})
     source = "prelude\nimport Helpers\ntheorem own : True := True.intro\n"
     lean.compile(source, name="Own", folder=tmp_path)
-    environment = replace(core, search_path=(library, tmp_path, *core.search_path))
+    environment = with_folders(core, (library, tmp_path, *core.search_path))
     driver = await site.driver(environment)
     code = "prelude\nimport Own\n-- trace x\ntheorem t : True := own\n"
     reply = await driver.run(check(code))

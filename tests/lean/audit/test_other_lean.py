@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest_asyncio
 from support.layouts import as_of_4_9
 from support.other_lean import CORE, INIT, compile_module, open_other, other_lean
 from support.paths import ROOT
+from support.search_paths import with_folders
 from support.sites import new_site
 
 from leanq.errors import AuditError
@@ -354,7 +354,7 @@ async def test_no_image_is_served_of_a_module_that_another_folder_hides(
     for folders in ((good, bad), (bad, good)):
         scratch = tmp_path / f"scratch of {folders[0].name}"
         scratch.mkdir()
-        async with new_site(replace(opened, search_path=folders), scratch) as site:
+        async with new_site(with_folders(opened, folders), scratch) as site:
             reply = await check(await site.driver(), "import M\ntheorem t : P := p\n")
         verdicts.append(said(reply))
     assert verdicts == [("accepted", None, "4.35.0"), ("rejected", "forbidden_axiom", "4.35.0")]
