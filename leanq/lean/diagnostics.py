@@ -47,7 +47,8 @@ _BUDGET = re.compile(
 )
 # An import leads nowhere, in the words of versions since 4.0.
 _UNKNOWN_IMPORT = re.compile(
-    r"unknown (?:module prefix|package) '[^'\n]*'|object file '[^\n]*' of module \S+ does not exist"
+    r"unknown (?:module prefix|package) '(?P<library>[^'\n]*)'"
+    r"|object file '[^\n]*' of module (?P<module>\S+) does not exist"
 )
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
@@ -178,6 +179,14 @@ def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
         first = next(budgets, None)
         return "recursion_depth" if first and not first["heartbeats"] else "heartbeats"
     return "sorry" if verdict == "incomplete" else None
+
+
+def unknown_imports(messages: Iterable[Message]) -> Iterator[str]:
+    """Yields the modules, or libraries, that errors say Lean does not find. A text can print such
+    errors itself."""
+    for message in messages:
+        if message.severity == "error" and (found := _UNKNOWN_IMPORT.match(message.text)):
+            yield found["library"] or found["module"] or ""
 
 
 def moved_up(message: Message, lines: int) -> Message:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -30,17 +31,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError, to_install
 from leanq.lean.audit.olean import find_folder, find_module
 from leanq.lean.baked_hashes import baked
-from leanq.lean.files import File, compiled_modules, files_below, library_of
+from leanq.lean.files import File, compiled_modules, files_below, library_of, module_names
 from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, make_folders
 from leanq.lean.packs import Manifest, toolchain_files, unpacked, write_pack
-from leanq.lean.syntax import Header, split_header
+from leanq.lean.syntax import Header, quote, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
     LEANS_OWN,
@@ -73,6 +74,7 @@ class Environment:
         cache: the folder for files to keep between starts.
         stamp: of its files' names, sizes, times and inodes, as they were found.
         found: these files, by their paths.
+        seen: the names of the files of all modules that could be imported, Lean's own among them.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Environment:
     cache: Path = field(default=Path(), repr=False, compare=False)
     stamp: str = field(default="", repr=False, compare=False)
     found: Mapping[str, File] = field(default_factory=dict, repr=False, compare=False)
+    seen: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
@@ -138,6 +141,29 @@ class Environment:
         wanted = header.imports if header.is_prelude else ("Init", *header.imports)
         return tuple(module for module in wanted if self.find_olean(module) is None)
 
+    def lost(self, modules: Iterable[str]) -> tuple[str, ...]:
+        """Returns those of the modules that could be imported at opening, and cannot by now.
+
+        Where nothing of a library is left, its name stands for each of its modules.
+        """
+        found, folders = [], self.folders()
+        for module in modules:
+            parts = module_parts(module)
+            if find_folder(parts[0], folders) is None:
+                is_lost = any(library_of(name) == parts[0] for name in self.seen)
+            else:
+                is_lost = _file_of(parts) in self.seen and find_module(parts, folders) is None
+            found += [module] if is_lost else []
+        return tuple(found)
+
+    def after(self, earlier: Environment) -> Environment:
+        """Returns the environment as one that was opened in the place of an earlier one; with the
+        same Lean, it has seen what that has seen."""
+        ours, theirs = self.toolchain, earlier.toolchain
+        if (ours.version, ours.commit) != (theirs.version, theirs.commit):
+            return self
+        return replace(self, seen=self.seen | earlier.seen)
+
     def libraries(self) -> tuple[str, ...]:
         """Returns the first parts of all importable modules' names, such as ``Mathlib``."""
         found: set[str] = set()
@@ -146,6 +172,13 @@ class Environment:
                 names = os.listdir(folder)
                 found |= {name.removesuffix(".olean") for name in names if name.endswith(".olean")}
         return tuple(sorted(found))
+
+    def roots(self, modules: Iterable[str]) -> str:
+        """Returns a header that imports the libraries of these modules as a whole; empty if none
+        has a module of its own name."""
+        libraries = dict.fromkeys(quote(module_parts(module)[0]) for module in modules)
+        lines = [f"import {name}" for name in libraries if self.find_olean(name)]
+        return "\n".join(["prelude", *lines]) if lines else ""
 
     def explain_import(self, code: str) -> str:
         """Returns a text for people: which imports are missing, what the environment has, and what
@@ -171,7 +204,7 @@ class Environment:
             for module in modules:
                 path = self.find_olean(module)
                 if path is None:
-                    name = f"{'/'.join(map(str, module_parts(module)))}.olean"
+                    name = _file_of(module_parts(module))
                     if any(each.name == name for each in self.found.values()):
                         return True
                     continue
@@ -205,6 +238,10 @@ class Environment:
 def module_parts(module: str) -> tuple[str, ...]:
     """Returns the parts of a module's name (``Mathlib.Data.Nat.Basic``)."""
     return tuple(quoted or plain for quoted, plain in _NAME_PART.findall(module))
+
+
+def _file_of(parts: Sequence[str]) -> str:
+    return f"{'/'.join(parts)}.olean"
 
 
 def python_folders() -> tuple[Path, ...]:
@@ -286,6 +323,7 @@ def open_environment(
         cache=cache,
         stamp=scan.stamp(),
         found={file.path: file for file in scan.files()},
+        seen=frozenset(_importable(toolchain, search_path, scan)),
     )
 
 
@@ -378,6 +416,19 @@ def _hidden(
         if folder is not None and library not in known[(at := search_path.index(folder))]:
             found.append(f"{at} {library}")
     return found
+
+
+def _importable(toolchain: Toolchain, search_path: Sequence[Path], scan: _Scan) -> Iterator[str]:
+    """Yields the names of the files of all modules that no other folder hides."""
+    names = [[file.name for file in files] for files in scan.folders[: len(search_path)]]
+    folders = [*search_path]
+    if own := toolchain.library:
+        folders.append(own)
+        names.append([*(file.name for file in scan.beside), *module_names(own, LEANS_OWN)])
+    decides = functools.cache(lambda library: find_folder(library, folders))
+    for folder, found in zip(folders, names, strict=True):
+        modules = (name for name in found if name.endswith(".olean"))
+        yield from (name for name in modules if decides(library_of(name)) == folder)
 
 
 def _links(search_path: Sequence[Path]) -> Iterator[tuple[str, int, int]]:

@@ -42,6 +42,17 @@ def compiled_modules(folder: Path, leave_out: Collection[str] = ()) -> list[File
     return sorted(found)
 
 
+def module_names(folder: Path, libraries: Collection[str]) -> Iterator[str]:
+    """Yields the names, relative to a folder, of the modules of some libraries. It lists folders
+    and looks at no file; a folder that cannot be read has none."""
+    for library in libraries:
+        if (folder / f"{library}.olean").exists():
+            yield f"{library}.olean"
+        for path, _, names in os.walk(folder / library):
+            below = os.path.relpath(path, folder)
+            yield from (f"{below}/{name}" for name in names if name.endswith(".olean"))
+
+
 def library_of(name: str) -> str:
     """Returns the first part of a module's name, by its file's name below a folder."""
     first = name.partition("/")[0]

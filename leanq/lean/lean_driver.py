@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import moved_up
+from leanq.lean.diagnostics import Printed, moved_up, unknown_imports
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.prefixes import Prefixes, PrefixRules
@@ -44,6 +44,10 @@ _LIBRARIES_TOLD = 50
 # A library that is replaced while a text is read has it read again.
 _READINGS = 3
 _CHANGING = "the library's files change while the text is read; wait until they are built"
+_INCOMPLETE = (
+    "a library that the text imports lacks a module that its other modules import; reinstall it, "
+    "or Lean where it is Lean's own"
+)
 _FORK_RULES = ForkRules()
 _PREFIX_RULES = PrefixRules()
 # Lean says so of tactics and names that its own library would bring.
@@ -65,7 +69,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Opened:
-    """All that belongs to one opening of the environment."""
+    """All that belongs to one opening of the environment.
+
+    Attributes:
+        whole: headers of which Lean has found all that they need.
+    """
 
     lean: Lean
     auditor: Auditor
@@ -73,6 +81,7 @@ class Opened:
     targets: Targets
     trials: Trials
     libraries: tuple[str, ...]
+    whole: set[str] = field(default_factory=set, kw_only=True)
 
     async def close(self) -> None:
         await self.prefixes.close()
@@ -200,12 +209,33 @@ class LeanDriver:
             )
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
-        if reply.reason == "unknown_import":
-            environment = self.opened.lean.environment
+        if reply.reason == "unknown_import" and request.code:
+            reply = await self._of_imports(request, reply)
+        return replace(reply, wall_s=time.monotonic() - started)
+
+    async def _of_imports(self, request: Request, reply: Reply) -> Reply:
+        """Returns the reply to a text of which an error says that an import is missing."""
+        opened = self.opened
+        environment = opened.lean.environment
+        header = split_header(environment.header_for(request.code) + request.code)
+        missing = await asyncio.to_thread(environment.missing, header)
+        # A library with a hole has perhaps another one, and a library's root imports all of it.
+        source = environment.roots(missing) if missing else header.text
+        if not source or source in opened.whole or await self._imports(source):
+            if not missing:
+                return replace(reply, reason="lean_error")
+            opened.whole.add(source)
             why = await asyncio.to_thread(environment.explain_import, request.code)
             note = Message("error", 1, 0, f"leanq: {why}")
-            reply = replace(reply, messages=(*reply.messages, note))
-        return replace(reply, wall_s=time.monotonic() - started)
+            return replace(reply, messages=(*reply.messages, note))
+        note = Message("warning", 1, 0, f"leanq: {_INCOMPLETE}")
+        messages = (*reply.messages, note)
+        return replace(reply, verdict="unjudged", reason="judge_unavailable", messages=messages)
+
+    async def _imports(self, header: str) -> bool:
+        """Returns whether Lean finds all that a header needs."""
+        said = Printed((await self.opened.lean.ask(f"{header}\n")).encode())
+        return not any(unknown_imports(said.messages))
 
     async def _is_of_others(self, opened: Opened, request: Request, reply: Reply) -> bool:
         """Returns whether a reply may be about other files than its fingerprint; opens the
@@ -339,6 +369,7 @@ class LeanDriver:
                 before = self.opened
                 if await asyncio.to_thread(before.lean.environment.changed):
                     environment = await asyncio.to_thread(self._open_environment)
+                    environment = environment.after(before.lean.environment)
                     self.opened = await self._tried(self._open(environment))
                     await before.close()
                 self._looked_at_s = time.monotonic()

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Outcome, Printed, classify
+from leanq.lean.diagnostics import Outcome, Printed, classify, unknown_imports
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by
 from leanq.lean.fork_server.server import ForkServer
@@ -136,6 +136,7 @@ class Lean:
         self._closed = False
         self._proving = asyncio.Lock()
         self._proved_s = 0.0
+        self._lost: tuple[str, ...] = ()
 
     async def open(self) -> None:
         """Raises WorkerError if Lean cannot run in a sandbox."""
@@ -146,7 +147,8 @@ class Lean:
         await self.prove()
 
     async def prove(self) -> None:
-        """Has Lean compile a theorem of ours in a sandbox like a candidate's, after this call.
+        """Has Lean compile a theorem of ours in a sandbox like a candidate's, after this call; and
+        looks for the modules that it did not find any more.
 
         A broken Lean, or a wrapper around files that are hidden there, would seem to crash on each
         candidate.
@@ -160,6 +162,7 @@ class Lean:
             if self._proved_s > asked_s:
                 return
             began_s = time.monotonic()
+            await self._look_for(self._lost)
             await self._try_lean()
             self._proved_s = began_s
 
@@ -217,7 +220,24 @@ class Lean:
         except SandboxError:
             await self.prove()
             raise
+        if run.printed.failed:
+            await self._look_for(unknown_imports(run.printed.messages))
         return run
+
+    async def _look_for(self, modules: Iterable[str]) -> None:
+        """Raises ToolchainError if one of these modules was there when the environment was opened,
+        and is not any more: its file is lost, and no text to blame."""
+        wanted = tuple(dict.fromkeys(modules))
+        lost = await asyncio.to_thread(self.environment.lost, wanted) if wanted else ()
+        self._lost = lost or self._lost
+        if lost:
+            name = self.environment.name
+            raise ToolchainError(
+                f"the library of the environment {name!r} has lost {', '.join(lost[:5])} on this "
+                f"machine since this worker opened it ({self.environment.toolchain}). Bring the "
+                "file back, or reinstall what it belongs to; where it was taken out on purpose, "
+                "start the worker anew"
+            )
 
     async def _run(
         self,
@@ -307,6 +327,8 @@ class Lean:
         if done.exit.code not in (0, 1):
             await self.prove()
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
+        if done.exit.code:
+            await self._look_for(unknown_imports(Printed(done.stdout).messages))
         return done.stdout.decode(errors="replace")
 
     def command(self, args: Sequence[str] = ()) -> list[str]:

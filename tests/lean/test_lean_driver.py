@@ -325,11 +325,11 @@ class Library:
         self.core, self.folder, self.cache = core, folder, cache
         folder.mkdir()
 
-    def compile(self, statement: str) -> None:
-        source = self.folder / "Library.lean"
-        source.write_text(f"prelude\nimport Core\n{statement}\n")
-        command = (*self.core.toolchain.command, "-o", "Library.olean", source.name)
-        environ = {"LEAN_PATH": str(self.core.search_path[0])}
+    def compile(self, statement: str, name: str = "Library", imports: str = "Core") -> None:
+        source = self.folder / f"{name}.lean"
+        source.write_text(f"prelude\nimport {imports}\n{statement}\n")
+        command = (*self.core.toolchain.command, "-o", f"{name}.olean", source.name)
+        environ = {"LEAN_PATH": f"{self.core.search_path[0]}:{self.folder}"}
         run = lean_variables_kept(command, environ)
         assert ask(run, {}, self.folder).returncode == 0
 
@@ -445,6 +445,52 @@ async def test_an_environment_that_went_away_is_the_workers_trouble(
         await driver.run(check(sample("and_swap")))
     (tmp_path / "away").rename(library.folder)
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["Basis", "Library"])
+async def test_a_module_that_is_lost_is_the_workers_trouble(
+    either: Site, library: Library, tmp_path: Path, module: str
+) -> None:
+    library.compile("theorem given (p : Prop) (h : p) : p := h", "Basis")
+    library.compile("theorem taken (p : Prop) (h : p) : p := given p h", imports="Basis")
+    driver = await either.one(library.open)
+    header = "prelude\nimport Core\nimport Library\n"
+    right = f"{header}theorem t (p : Prop) : p → p := taken p"
+    assert (await driver.run(check(right))).verdict == "accepted"
+    file = library.folder / f"{module}.olean"
+    file.rename(tmp_path / "lost")
+    for _ in range(2):
+        with pytest.raises(ToolchainError, match=f"has lost {module} on this machine"):
+            await driver.run(check(f"{right} -- again"))
+    with pytest.raises(ToolchainError, match=f"has lost {module}"):
+        await driver.prove()
+    # Nobody is to wait for what was never there.
+    reply = await driver.run(check("prelude\nimport Core\nimport Elsewhere"))
+    assert (reply.verdict, reply.reason) == ("rejected", "unknown_import")
+    (tmp_path / "lost").rename(file)
+    await driver.prove()
+    assert (await driver.run(check(f"{right} -- mended"))).verdict == "accepted"
+
+
+@pytest.mark.slow
+async def test_a_library_that_came_with_a_hole_makes_no_text_wrong(
+    either: Site, library: Library
+) -> None:
+    library.compile("theorem given (p : Prop) (h : p) : p := h", "Basis")
+    library.compile("theorem taken (p : Prop) (h : p) : p := given p h", imports="Basis")
+    (library.folder / "Basis.olean").unlink()
+    driver = await either.one(library.open)
+    for imports in ("Library", "Library.Part"):
+        reply = await driver.run(check(f"prelude\nimport Core\nimport {imports}"))
+        assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
+        assert "lacks a module that its other modules import" in reply.messages[-1].text
+
+
+async def test_a_text_that_says_itself_that_an_import_is_missing(either: Site) -> None:
+    text = "prelude\nimport Core\ntheorem t (p : Prop) : p := by fail \"unknown package 'Core'\""
+    reply = await either.check(text)
+    assert (reply.verdict, reply.reason) == ("rejected", "lean_error")
 
 
 async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(site: Site) -> None:

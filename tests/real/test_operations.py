@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from support.libraries import Library, has_modules
 from support.sites import Site, check, new_site
 from support.waiting import eventually
 
+from leanq.errors import ToolchainError
 from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.queue.requests import Reply, Request
@@ -299,6 +303,36 @@ async def test_a_lake_projects_library_is_imported_and_replaced(
     await eventually(is_replaced, 300)
     second = await driver.run(check(text))
     assert said(second) == "rejected lean_error", second.messages
+
+
+# A machine that loses a part of Lean's own library
+
+
+async def test_a_lost_module_of_leans_own_rejects_no_text(
+    library: Library, real_site: Site, cache: Path, tmp_path: Path
+) -> None:
+    toolchain = library.lean.parents[1]
+    with contextlib.ExitStack() as stack:
+        # Beside the library, since another disk would take no links.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=toolchain.parent)))
+        shutil.copytree(toolchain, folder, copy_function=os.link, symlinks=True, dirs_exist_ok=True)
+        own = replace(library, lean=folder / "bin" / library.lean.name)
+        driver = await real_site.open(lambda: own.open(cache))
+        file = own.folder / "Std" / "Data" / "HashMap" / "Lemmas.olean"
+        file.rename(folder / "lost")
+        direct = f"import Std.Data.HashMap.Lemmas\n{RIGHT.removeprefix('import Std')}"
+        for text in (RIGHT, direct):
+            with pytest.raises(ToolchainError, match=r"has lost Std\.Data\.HashMap\.Lemmas"):
+                await driver.run(check(text))
+        # A worker that starts later has not seen it.
+        late = await real_site.open(lambda: own.open(cache))
+        for text in (RIGHT, direct):
+            assert said(await late.run(check(text))) == "unjudged judge_unavailable"
+        (folder / "lost").rename(file)
+        await driver.prove()
+        absent = RIGHT.replace("Std", "Std.Data.Nothing")
+        assert said(await driver.run(check(absent))) == "rejected unknown_import"
+        assert said(await driver.run(check(RIGHT))) == "accepted"
 
 
 # The module system
