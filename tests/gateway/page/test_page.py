@@ -293,6 +293,31 @@ async def _is_told(gateway: Gateway, headers: dict[str, str], *texts: str) -> bo
     return all(text in page for text in texts)
 
 
+async def test_who_fills_the_queue_is_named_to_who_may_know(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with (
+        keyed(settings, tmp_path) as (gateway, who),
+        AsyncLeanQClient(settings, tenant="alice") as alice,
+        AsyncLeanQClient(settings, tenant="bob") as bob,
+    ):
+        for name, client in (("alice", alice), ("bob", bob)):
+            scripted.replies[name] = Reply("accepted", cpu_s=1.0)
+            await client.check(name)
+        few = [asyncio.create_task(alice.check(f"-- held a{n}")) for n in range(20)]
+        many = [asyncio.create_task(bob.check(f"-- held b{n}")) for n in range(200)]
+        told = r"bob has 1\d\d of the \d+ requests that wait in default"
+
+        async def is_told() -> bool:
+            return bool(re.search(told, await shown(gateway, who["chief"])))
+
+        await eventually(is_told)
+        assert re.search(told, await shown(gateway, who["bob"]))
+        assert "bob has" not in await shown(gateway, who["alice"])
+        scripted.gate.set()
+        await asyncio.gather(*few, *many)
+
+
 async def test_an_operator_pauses_resumes_weighs_and_retries(
     settings: Settings, scripted: Scripted, tmp_path: Path
 ) -> None:
