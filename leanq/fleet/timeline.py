@@ -143,6 +143,8 @@ def of_reply(reply: Reply, expires_ms: float) -> Timeline | None:
             began = "forked" if spent.is_forked else "started"
             phases[began] = clock.until(at_ms := at_ms + spent.begun_us / 1000)
         judging_ms = ran_to_ms - reply.audit_s * 1000
+        if spent.imported_us:
+            phases["imported"] = clock.until(min(at_ms + spent.imported_us / 1000, judging_ms))
         phases["elaborated"] = clock.until(judging_ms)
         if reply.audit_s:
             phases["judged"] = clock.until(ran_to_ms)

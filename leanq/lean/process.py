@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -31,6 +32,10 @@ _SNAPSHOT = "snapshot"
 PROFILER = "-Dprofiler=true"
 # Such a Lean starts for its text: another run of the same prints something else.
 _NOT_FORKED = ("--incr", PROFILER)
+# With them Lean says at its end how long it took to import, and of no single piece of work.
+_TIMED = (PROFILER, "-Dprofiler.threshold=1000000")
+_TIMES = re.compile(rb"cumulative profiling times:\n(?:\t[^\n]+\n)*\Z")
+_IMPORTED = re.compile(rb"\n\timport (\d{1,9}(?:\.\d{1,9})?)(m?s)\n")
 # So much can be read in the time that another thread takes to start.
 _PRINTED_AT_ONCE_BYTES = 20_000
 # Any Lean takes this text in a working environment.
@@ -48,7 +53,8 @@ class Run:
     """One run of Lean on a text within limits.
 
     ``compiled``: whether it wrote its result. ``way``: how it got the text's beginning.
-    ``begun_s``: the time that it took to begin; ``is_forked``: whether it began as a fork.
+    ``begun_s``: the time that it took to begin; ``is_forked``: whether it began as a fork;
+    ``imported_s``: the time that it then took to import, if it says so.
     """
 
     done: Finished
@@ -58,11 +64,13 @@ class Run:
     way: Way = "replayed"
     begun_s: float = 0.0
     is_forked: bool | None = None
+    imported_s: float = 0.0
 
     @property
     def spent(self) -> Spent:
         """How Lean began, for the reply."""
-        return Spent(begun_us=round(self.begun_s * 1e6), is_forked=self.is_forked)
+        begun_us, imported_us = round(self.begun_s * 1e6), round(self.imported_s * 1e6)
+        return Spent(begun_us=begun_us, is_forked=self.is_forked, imported_us=imported_us)
 
     @property
     def outcome(self) -> Outcome:
@@ -256,15 +264,18 @@ class Lean:
             done = await self._forked(slot, code, limits, args)
             if done is not None and _is_doubtful(done.exit):
                 done, lost = None, done
-        is_forked = done is not None
+        is_forked, imported_s = done is not None, 0.0
         if done is None:
-            done = await self._started(slot, code, limits, args, load)
+            timed = () if load or any(each.startswith(_NOT_FORKED) for each in args) else _TIMED
+            done = await self._started(slot, code, limits, [*timed, *args], load)
+            if timed:
+                done, imported_s = _untimed(done)
         begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
         if lost is not None:
             end = replace(done.exit, cpu_s=done.exit.cpu_s + lost.exit.cpu_s)
             done = replace(done, exit=end)
         run = await read_run(done, limits, compiled=not compile_ or _has_compiled(slot))
-        return replace(run, begun_s=begun_s, is_forked=is_forked)
+        return replace(run, begun_s=begun_s, is_forked=is_forked, imported_s=imported_s)
 
     async def _started(
         self,
@@ -405,6 +416,16 @@ def _is_doubtful(end: Exit) -> bool:
     if end.stopped == "wall":
         return end.cpu_s < _WORKING_SHARE * end.wall_s
     return end.stopped is None and end.signal is not None
+
+
+def _untimed(done: Finished) -> tuple[Finished, float]:
+    """Returns an end without the times that Lean has told behind it, and how long it imported."""
+    told = _TIMES.search(done.stderr)
+    if told is None:
+        return done, 0.0
+    imported = _IMPORTED.search(told[0])
+    imported_s = float(imported[1]) / (1000 if imported[2] == b"ms" else 1) if imported else 0.0
+    return replace(done, stderr=done.stderr[: told.start()]), imported_s
 
 
 async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:

@@ -371,6 +371,7 @@ class Spent(Struct, frozen=True, array_like=True):
         lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
         traceparent: the trace context of the last attempt, as W3C writes it; "" unless its trace is
             sampled.
+        imported_us: then, until Lean had imported the header, as it says itself; 0 if it does not.
     """
 
     kept_ms: int = 0
@@ -380,6 +381,7 @@ class Spent(Struct, frozen=True, array_like=True):
     is_forked: bool | None = None
     lost: str = ""
     traceparent: str = ""
+    imported_us: int = 0
 
 
 class Reply(Struct, frozen=True, omit_defaults=True, eq=False):

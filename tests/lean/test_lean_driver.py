@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from leanq.lean import check as check_module
 from leanq.lean import lean_driver as lean_module
 from leanq.lean import process as program_module
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.process import limits_of
 from leanq.lean.toolchain import ask
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.wire import pack_reply
@@ -485,6 +487,39 @@ async def test_a_library_that_came_with_a_hole_makes_no_text_wrong(
         reply = await driver.run(check(f"prelude\nimport Core\nimport {imports}"))
         assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
         assert "lacks a module that its other modules import" in reply.messages[-1].text
+
+
+async def test_a_lean_that_starts_says_how_long_it_imported_and_nothing_else(site: Site) -> None:
+    driver = await site.driver(forks=None)
+    text = "prelude\nimport Core\n"
+    for code in (f"{text}theorem t (p : Prop) : p := by sorry", f"{text}theorem t : nonsense := 1"):
+        reply = await driver.run(check(code))
+        assert reply.spent
+        assert reply.spent.is_forked is False
+        assert 0 < reply.spent.imported_us < reply.wall_s * 1e6
+        assert not any("import" in message.text for message in reply.messages)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "left", "imported_s"),
+    [
+        (b"", b"", 0.0),
+        (b"it broke\n", b"it broke\n", 0.0),
+        (b"x\ncumulative profiling times:\n\timport 293ms\n\tparsing 0.2ms\n", b"x\n", 0.293),
+        (b"cumulative profiling times:\n\ta b 1ms\n\timport 1.5s\n", b"", 1.5),
+        (b"cumulative profiling times:\n\timport 1.5s\nmore\n", None, 0.0),
+        (b"cumulative profiling times:\n\timport 1.5.5s\n", b"", 0.0),
+    ],
+)
+async def test_leans_times_are_read_and_taken_off(
+    site: Site, stderr: bytes, left: bytes | None, imported_s: float
+) -> None:
+    lean = (await site.driver(site.shell(), forks=None)).opened.lean
+    script = f"printf %s {shlex.quote(stderr.decode())} >&2"
+    async with lean.slot() as slot:
+        run = await lean.run(slot, script, limits_of(check(script)))
+    assert run.done.stderr == (stderr if left is None else left)
+    assert run.imported_s == imported_s
 
 
 async def test_a_text_that_says_itself_that_an_import_is_missing(either: Site) -> None:
