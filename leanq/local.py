@@ -34,6 +34,7 @@ from leanq.errors import (
     UsageError,
     to_install,
 )
+from leanq.fleet.tracing import tracer
 from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
@@ -43,7 +44,7 @@ from leanq.lean.recipes import read_recipe
 from leanq.producer import arguments
 from leanq.producer.future_client import FutureClient
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest, RequestBuilder
-from leanq.producer.route import Waiter, failed
+from leanq.producer.route import Route, Waiter, failed
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, check_name
 from leanq.states import MemoryStates
@@ -121,9 +122,14 @@ class Pool(FutureClient):
                 forks=ForkRules(compare_every=settings.compare_every),
             )
 
-        def new_route() -> LocalRoute:
+        def new_route() -> Route:
             drivers = [driver(name, path) for name, path in named.items()]
-            return LocalRoute([*drivers, EchoDriver()], count)
+            route = LocalRoute([*drivers, EchoDriver()], count)
+            if made := tracer():
+                from leanq.producer.traced_route import TracedRoute
+
+                return TracedRoute(route, made, begins=True)
+            return route
 
         self._shown = f"<Pool of {', '.join(named)} in {count} slots>"
         super().__init__(RequestBuilder(settings, "pool"), new_route, kind="pool")

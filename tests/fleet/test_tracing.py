@@ -74,6 +74,12 @@ from leanq import LeanQClient
 with LeanQClient() as lean:
     print(lean.echo(b"a").result(60))
 """
+IN_A_POOL = """
+import sys
+from leanq import Pool
+with Pool(slots=1) as lean:
+    print(lean.check(sys.argv[1]).result(60).verdict)
+"""
 ECHOES = """
 import sys, time
 from leanq import LeanQClient
@@ -299,6 +305,15 @@ def test_each_text_of_a_campaign_is_a_trace(
     checks = [each for each in receiver.spans() if "leanq.campaign" in each.attributes]
     assert [each.attributes["leanq.campaign"] for each in checks] == [sent, sent]
     assert len({each.trace for each in checks}) == 2
+
+
+@pytest.mark.slow
+def test_a_pool_has_the_spans_of_its_caller(settings: Settings, receiver: StandIn) -> None:
+    assert client_of(settings, IN_A_POOL, TEXT, **asks_for(receiver)) == ["accepted"]
+    (check,) = (each for each in receiver.spans() if each.name == "check default")
+    (sent,) = (each for each in receiver.spans() if each.name == "send default")
+    assert (sent.trace, sent.parent) == (check.trace, check.span)
+    assert check.attributes["leanq.verdict"] == "accepted"
 
 
 # Sampled, dropped
