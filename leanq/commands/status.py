@@ -127,6 +127,11 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
             for row in status.priorities
         ],
         "quarantined": dict(status.quarantined),
+        "floods": {
+            name: {"tenant": flood[0], "waiting": flood[1]}
+            for name, each in seen.environments.items()
+            if (flood := each.floods())
+        },
         "paused": dict(status.paused),
         "running": sum(row.held for row in status.workers),
         "dead": status.dead,
@@ -250,6 +255,8 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
                 f"differs     {name} is not the same on all workers, nor are its verdicts: "
                 f"{counted(offers)} (workers by fingerprint)"
             )
+    for name, flood in record["floods"].items():
+        yield f"floods      {flood['tenant']} has {flood['waiting']:,} of what waits in {name}"
     for row in record["workers"]:
         for name, why in row["degraded"].items():
             yield f"degraded    {name} on {row['worker']}: {why}"

@@ -294,6 +294,7 @@ def metrics_page(
         yield "leanq_worker_slots", ("busy",), worker.busy
         yield "leanq_worker_slots", ("idle",), worker.slots - worker.busy
         yield "leanq_worker_quarantined", (), float(worker.quarantined)
+        yield "leanq_worker_longest_run_seconds", (), worker.longest_run_s
         yield from counted_samples()
 
     return page_at(port, "worker", read, worker.joined.is_set, host)

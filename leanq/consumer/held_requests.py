@@ -138,6 +138,13 @@ class HeldRequests:
         self._slot_pool.slots.waiting -= len(self._waiting)
         self._waiting.clear()
 
+    @property
+    def longest_run_s(self) -> float:
+        """Returns for how long the request that has run the longest is held here; 0 if none runs.
+        Other threads may ask."""
+        now_s = time.monotonic()
+        return max((now_s - held.job.answered_s for held in [*self._running]), default=0.0)
+
     def _run(self, held: _Held) -> None:
         self._slot_pool.slots.take(isolated=held.job.isolated)
         self._ready.append(held)

@@ -149,6 +149,7 @@ SCALER = (
 WORKER = (
     _gauge("leanq_worker_slots", "Slots of this worker by state: busy, idle.", "state"),
     _gauge("leanq_worker_quarantined", "1 while Lean does not work here, and nothing is claimed."),
+    _gauge("leanq_worker_longest_run_seconds", "Of the requests that run here, the oldest one's."),
     _counter("leanq_worker_requests_total", "Requests that this worker has run.", "verdict"),
     _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
     _counter("leanq_lean_deaths_total", "Programs that died or met a limit.", "reason"),

@@ -22,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.cluster import free_ports
-from support.fleets import counts, until
+from support.fleets import counts, until, working
+from support.gateways import Scripted
 from support.metrics import parsed, port_in, scrape
 from support.queues import Queue
 from support.replays import open_memory
@@ -33,6 +34,7 @@ from support.waiting import eventually
 
 from leanq import __version__
 from leanq.client import AsyncLeanQClient
+from leanq.commands.worker import metrics_page
 from leanq.fleet import prometheus
 from leanq.fleet.prometheus import Page, exposition, fleet_samples
 from leanq.fleet.stats import Times, environments_of, fleet_stats
@@ -335,6 +337,23 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     """A terminal that uses a queue of its own."""
     terminal.use(settings)
     return terminal
+
+
+async def test_a_worker_tells_how_long_its_oldest_request_runs(settings: Settings) -> None:
+    driver = Scripted()
+    async with AsyncLeanQClient(settings) as lean, working(settings, driver, slots=2) as worker:
+        assert worker.longest_run_s == 0
+        held = [asyncio.create_task(lean.check(f"-- held {n}")) for n in range(2)]
+        await eventually(lambda: len(driver.running) == 2)
+        before_s = worker.longest_run_s
+        await eventually(lambda: worker.longest_run_s > before_s + 0.2 > 0.2)
+        with metrics_page(worker, 0, "127.0.0.1") as page:
+            assert isinstance(page, Page)
+            found = parsed((await asyncio.to_thread(scrape, page.port))[1])
+            assert found["leanq_worker_longest_run_seconds"] > before_s + 0.2
+        driver.gate.set()
+        await asyncio.gather(*held)
+        await eventually(lambda: worker.longest_run_s == 0)
 
 
 @pytest.mark.slow

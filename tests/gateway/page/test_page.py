@@ -22,6 +22,7 @@ from support.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a
 from support.queues import Queue
 from support.records import done
 from support.servers import Server
+from support.terminals import Terminal
 from support.waiting import eventually
 
 from leanq.campaigns import rq_connection
@@ -294,8 +295,9 @@ async def _is_told(gateway: Gateway, headers: dict[str, str], *texts: str) -> bo
 
 
 async def test_who_fills_the_queue_is_named_to_who_may_know(
-    settings: Settings, scripted: Scripted, tmp_path: Path
+    settings: Settings, scripted: Scripted, tmp_path: Path, terminal: Terminal
 ) -> None:
+    terminal.use(settings)
     async with (
         keyed(settings, tmp_path) as (gateway, who),
         AsyncLeanQClient(settings, tenant="alice") as alice,
@@ -314,6 +316,8 @@ async def test_who_fills_the_queue_is_named_to_who_may_know(
         await eventually(is_told)
         assert re.search(told, await shown(gateway, who["bob"]))
         assert "bob has" not in await shown(gateway, who["alice"])
+        status = await asyncio.to_thread(terminal.run, "status")
+        assert re.search(r"(?m)^floods +bob has 1\d\d of what waits in default$", status.out)
         scripted.gate.set()
         await asyncio.gather(*few, *many)
 
