@@ -207,8 +207,8 @@ async def test_a_fleet_in_trouble(settings: Settings, tmp_path: Path) -> None:
         own = stack.enter_context(metrics_page(broken, 0, "127.0.0.1"))
         assert isinstance(own, Page)
         seen = stack.enter_context(prometheus(tmp_path, [page.port, own.port]))
-        # Another one uses what the tenant of the long queue does.
-        others = [_item(each, "backlog") for each in waiting[-9:]]
+        # Another one uses what the tenant of the long queue does, while Prometheus looks.
+        others = [_item(each, "backlog", 2.0) for each in waiting[-9:]]
         await queue.submit("nobody", [structs.replace(each, tenant="other") for each in others])
         await queue.submit(
             "nobody", [_item(*each, 4.0) for each in zip(waiting, where, strict=False)]
