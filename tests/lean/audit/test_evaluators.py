@@ -241,7 +241,10 @@ def test_a_scan_that_is_ended_from_outside_tells_nothing_of_the_libraries(
     """As by a machine that is short of memory, or by whoever stops the worker."""
     environment = open_environment("own", library, cache=tmp_path / "cache", environ={})
     ended = tmp_path / "python"
-    ended.write_text(f"#!/bin/sh\nkill -{signal} $$\n")
+    # Whoever runs the tests may ignore SIGINT, and a shell cannot undo that.
+    default = "" if signal == "KILL" else f"signal.signal(signal.SIG{signal}, signal.SIG_DFL)\n"
+    kill = f"import os, signal\n{default}os.kill(os.getpid(), signal.SIG{signal})\n"
+    ended.write_text(f"#!{sys.executable}\n{kill}")
     ended.chmod(0o755)
     with monkeypatch.context() as short:
         short.setattr(sys, "executable", str(ended))
