@@ -145,8 +145,13 @@ class Info(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What a constant leads to: whether it is an axiom, whether it is an unsafe or partial
-    definition, and the constants in it."""
+    """A constant's place among others.
+
+    Attributes:
+        is_axiom: whether it is an axiom.
+        is_unsafe: whether it is an unsafe or partial definition.
+        used: the constants that it leads to.
+    """
 
     is_axiom: bool
     is_unsafe: bool

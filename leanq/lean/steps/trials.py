@@ -173,8 +173,10 @@ class _Step:
         return draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside)
 
     async def _unseen(self, draft: Draft, stand_in: str) -> list[str]:
-        """Returns how the names of those stand-ins end that no tactic in the hole can see: they
-        stand nowhere in Lean's view of its goals, which is whole, and the tactic names no other."""
+        """Returns the ends of the names of those stand-ins that no tactic in the hole can see.
+
+        Lean's view of the hole's goals is whole and has none of them, and the tactic names no goal.
+        """
         move = self._move
         if _OPTION.search(draft.text) or _NAMED_GOAL.search(move.tactic.text):
             return []
