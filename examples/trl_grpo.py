@@ -10,8 +10,7 @@ import sys
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from leanq.trainers import proof_text
-from leanq.trainers.trl_reward import TrlReward
+from leanq.trainers import LeanReward, proof_text
 
 
 def train(problems: str, model: str, output: str, **settings: object) -> GRPOTrainer:
@@ -19,7 +18,7 @@ def train(problems: str, model: str, output: str, **settings: object) -> GRPOTra
     data = load_dataset("json", data_files=problems, split="train")
     data = data.map(lambda row: {"prompt": row["statement"].removesuffix("sorry")})
     # For models that write whole texts, leave `extract` out.
-    reward = TrlReward(extract=proof_text, timeout_s=60.0, tenant="grpo")
+    reward = LeanReward(extract=proof_text, timeout_s=60.0, tenant="grpo")
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,

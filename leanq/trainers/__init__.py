@@ -2,8 +2,8 @@
 
 - ``rewards`` scores completions against the statements of their problems;
 - ``search`` searches for proofs over states, in the order of one of the ``strategies``;
-- ``trl_reward``, ``verifiers_taskset``, ``openenv_server`` and ``reward_server`` (HTTP) offer
-  rewards and steps in the form of these trainers; ``feedback`` tells a model what Lean said;
+- ``verifiers_taskset``, ``openenv_server`` and ``reward_server`` (HTTP) offer rewards and steps in
+  the form of these trainers; ``feedback`` tells a model what Lean said;
 - ``replay`` is a memory in Redis for learners. ``replay_entry`` defines its entries,
   ``replay_bounds`` its size; rewards and campaigns write to it through ``replay_writer``;
 - ``mcp_server`` has tools for agents, behind ``leanq mcp``;

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar, Unpack
 from uuid import uuid4
 
 from fastapi import FastAPI
@@ -22,9 +22,11 @@ from pydantic import Field
 
 from leanq.errors import InvalidRequestError, StalledError, TooLargeError, UsageError
 from leanq.producer.request_builder import Check
-from leanq.queue.requests import LEAN_VERDICTS, Reply
+from leanq.queue.requests import LEAN_VERDICTS
 from leanq.trainers.feedback import feedback
-from leanq.trainers.search import Prover, proof_texts, reply_of
+from leanq.trainers.search import Prover, opened, reply_of, verified
+
+_T = TypeVar("_T")
 
 
 class TacticAction(Action):
@@ -113,20 +115,11 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
             StalledError, QueueError: the fleet does not answer.
         """
         text = statement if statement is not None else self._problem(index, seed)
-        reply = await self._answer(self._lean.check(text, **self._options))
-        opened = [sorry for sorry in reply.sorries if sorry.state]
-        if reply.verdict != "incomplete" or len(opened) != 1:
-            raise UsageError(
-                "an episode needs a statement that Lean takes, with one sorry that has a goal: "
-                f"{feedback(reply, max_characters=500)}"
-            )
+        state, goal = await self._answer(opened(self._lean.check(text, **self._options)))
         self._state = ProofState(
-            episode_id=episode_id or str(uuid4()),
-            statement=text,
-            states=[opened[0].state or ""],
-            tactics=[[]],
+            episode_id=episode_id or str(uuid4()), statement=text, states=[state], tactics=[[]]
         )
-        self._goals = [[opened[0].goal or ""]]
+        self._goals = [[goal]]
         self._node, self._done = 0, False
         return self._seen("incomplete", "", None)
 
@@ -151,13 +144,12 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
             )
         try:
             reply = await self._answer(
-                self._lean.step(self._state.states[node], action.tactic, **self._options),
+                reply_of(self._lean.step(self._state.states[node], action.tactic, **self._options)),
                 timeout_s,
             )
         except (InvalidRequestError, TooLargeError) as error:
             # Lean could not read it; that is the model's fault.
-            reply = Reply("rejected", reason="lean_error")
-            return self._ended(reply.verdict or "", str(error), 0.0)
+            return self._ended("rejected", str(error), 0.0)
         if reply.verdict == "accepted":
             return await self._verified(node, action.tactic, timeout_s)
         if reply.verdict not in LEAN_VERDICTS:
@@ -178,20 +170,15 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
         return self._state
 
     async def _verified(self, node: int, last: str, timeout_s: float | None) -> GoalsObservation:
-        """Verifies the whole proof, since a step's word is only about its own goal."""
-        statement = self._state.statement or ""
-        reply = Reply("rejected")
-        for code in proof_texts(statement, (*self._state.tactics[node], last)):
-            reply = await self._answer(
-                self._lean.verify(statement, code, **self._options), timeout_s
-            )
-            if reply.verdict == "accepted":
-                self._state.proof = code
-                self._done = True
-                return self._ended("accepted", feedback(reply), 1.0)
-            if reply.verdict not in LEAN_VERDICTS:
-                return self._ended(reply.verdict or "", feedback(reply), None)
-        return self._ended(reply.verdict or "", feedback(reply), 0.0)
+        tactics = (*self._state.tactics[node], last)
+        code, reply = await self._answer(
+            verified(self._lean, self._state.statement or "", tactics, self._options), timeout_s
+        )
+        self._done = reply.verdict == "accepted"
+        if self._done:
+            self._state.proof = code
+        reward = float(self._done) if reply.verdict in LEAN_VERDICTS else None
+        return self._ended(reply.verdict or "", feedback(reply), reward)
 
     def _ended(self, verdict: str, said: str, reward: float | None) -> GoalsObservation:
         self._state.step_count += 1
@@ -219,11 +206,11 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
             raise UsageError(f"there is no problem {index}; there are {len(self._problems)}")
         return self._problems[index]
 
-    async def _answer(self, pending: Any, timeout_s: float | None = None) -> Reply:
+    async def _answer(self, answer: Awaitable[_T], timeout_s: float | None = None) -> _T:
         stall_s = min(self._stall_s, timeout_s or self._stall_s)
         try:
             async with asyncio.timeout(stall_s):
-                return await reply_of(pending)
+                return await answer
         except TimeoutError:
             raise StalledError(
                 f"the fleet did not answer within {stall_s:g} seconds; are there workers, and is "

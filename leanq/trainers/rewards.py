@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from leanq.client import LeanQClient
 from leanq.errors import (
     InvalidRequestError,
-    NoRewardError,
     RequestError,
     StalledError,
     TooLargeError,
@@ -29,8 +28,8 @@ from leanq.errors import (
 from leanq.lean.completions import candidate_of
 from leanq.lean.steps.holes import find_holes
 from leanq.producer.request_builder import Check
-from leanq.queue.requests import Reply, reward
-from leanq.trainers.replay_writer import ReplayWriter, writer_for
+from leanq.queue.requests import Reply
+from leanq.trainers.replay_writer import ReplayWriter, earned_by, writer_for
 from leanq.trainers.search import Prover, reply_of
 
 Completion = str | Sequence[Mapping[str, Any]]
@@ -87,7 +86,7 @@ class LeanReward:
         options: of each request, such as ``timeout_s``, ``env`` and ``tenant``.
     """
 
-    # TRL names the reward by it in its log.
+    # TRL names the reward by it in its log; nan, as it reads None, is left out of a group's mean.
     __name__ = "lean"
 
     def __init__(
@@ -124,13 +123,30 @@ class LeanReward:
     ) -> list[float | None]:
         """Returns the rewards, in the order of the completions.
 
+        If the trainer passes TRL's ``log_extra`` and ``log_metric``, verdicts go to its log. For
+        each batch these are ``lean/accepted`` (the share), ``lean/no_reward`` (the share without a
+        reward) and a share for each other verdict; for each completion ``lean_verdict`` and
+        ``lean_reason``.
+
         Args:
             completions: the model's answers.
             columns: the data set's columns, each as long as the completions; one holds the
                 statements.
+
+        Raises:
+            StalledError, QueueError: as of :meth:`scores`.
         """
-        scores = await self.scores(self._statements(columns), completions, self.tags_of(columns))
-        return [score.reward for score in scores]
+        scores = await self.scores(self._statements(columns), completions, self._tags_of(columns))
+        verdicts = [str(score.reply.verdict) if score.reply else "unread" for score in scores]
+        if log_extra := columns.get("log_extra"):
+            log_extra("lean_verdict", verdicts)
+            log_extra("lean_reason", [(s.reply.reason if s.reply else None) or "" for s in scores])
+        rewards = [score.reward for score in scores]
+        if scores and (log_metric := columns.get("log_metric")):
+            counts = {"accepted": 0, **Counter(verdicts), "no_reward": rewards.count(None)}
+            for name, count in counts.items():
+                log_metric(f"lean/{name}", count / len(scores))
+        return rewards
 
     async def scores(
         self,
@@ -221,12 +237,7 @@ class LeanReward:
         statements: Sequence[str] = columns[self._column]
         return statements
 
-    def tags_of(self, columns: Mapping[str, Any]) -> list[dict[str, str]] | None:
-        """Returns the tags of each completion from the tag columns; None without tag columns.
-
-        Raises:
-            UsageError: a tag column is missing.
-        """
+    def _tags_of(self, columns: Mapping[str, Any]) -> list[dict[str, str]] | None:
         if missing := set(self._tag_columns) - columns.keys():
             raise UsageError(f"there is no column {min(missing)!r} for tags")
         if not self._tag_columns:
@@ -249,11 +260,8 @@ class LeanReward:
         if broken := [failure for failure in reply.failed if failure.rule in _OF_TARGET]:
             log.warning("no reward for an answer to %.200r: %s", statement, broken[0].text)
             return Score(None, candidate, reply)
-        try:
-            earned = reward(reply.verdict)
-        except NoRewardError:
-            return Score(None, candidate, reply)
-        if not earned and self._partial:
+        earned = earned_by(reply)
+        if earned == 0 and self._partial:
             reply = await self.with_goals(reply, candidate)
             earned = min(max(self._partial(reply, candidate), 0.0), 0.999)
         return Score(earned, candidate, reply)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Unpack
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from leanq.errors import DataError, InvalidRequestError, TooLargeError, UsageError
 from leanq.lean.steps.holes import find_holes, read_tactic
@@ -105,15 +105,20 @@ class SearchResult:
     reply: Reply | None = None
 
 
-class _Saved(Struct, frozen=True):
-    version: int
+class _Saved(Struct):
+    """All of a search that outlives its process; the counts are those of SearchProgress."""
+
     statement: str
-    nodes: list[SearchNode]
-    steps: int
-    expanded: int
-    elapsed_s: float
-    unanswered: dict[str, int]
-    refused: dict[str, int]
+    nodes: list[SearchNode] = []
+    steps: int = 0
+    expanded: int = 0
+    elapsed_s: float = 0.0
+    unanswered: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    version: int = _VERSION
+
+    def __post_init__(self) -> None:
+        self.unanswered, self.refused = Counter(self.unanswered), Counter(self.refused)
 
 
 class ProofSearch:
@@ -165,8 +170,7 @@ class ProofSearch:
             raise UsageError(f"a search needs a statement with one sorry, got {count}")
         if min(batch, batches, outstanding) < 1:
             raise UsageError("batch, batches and outstanding must be at least 1")
-        self.statement = statement
-        self.nodes: list[SearchNode] = []
+        self._so_far = _Saved(statement)
         self._policy, self._value = policy, value
         self._strategy: Strategy = strategy or BestFirst()
         self._batch, self._batches = batch, batches
@@ -174,13 +178,8 @@ class ProofSearch:
         self._told = progress
         self._options = options
         self._known: dict[str, int] = {}
-        self._steps = self._expanded = 0
-        self._elapsed_s = 0.0
         self._since_s: float | None = None
-        self._unanswered: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
         self._found: SearchResult | None = None
-        self._may_send, self._proved = asyncio.Semaphore(outstanding), asyncio.Event()
         self._most_steps: int | None = None
 
     @classmethod
@@ -199,41 +198,38 @@ class ProofSearch:
         if not _is_tree(read.nodes):
             raise DataError("these bytes are no saved search: its states are not a tree")
         search = cls(read.statement, policy, **how)
-        search.nodes = read.nodes
+        search._so_far = read
         search._known = {node.state: number for number, node in enumerate(read.nodes)}
-        search._steps, search._expanded = read.steps, read.expanded
-        search._elapsed_s = read.elapsed_s
-        search._unanswered = Counter(read.unanswered)
-        search._refused = Counter(read.refused)
         return search
 
     def save(self) -> bytes:
         """Returns all that another process needs to go on; call it at any time. States that are
         being expanded will be expanded anew."""
-        return msgspec.msgpack.encode(
-            _Saved(
-                _VERSION,
-                self.statement,
-                self.nodes,
-                self._steps,
-                self._expanded,
-                self.progress.elapsed_s,
-                dict(self._unanswered),
-                dict(self._refused),
-            )
-        )
+        elapsed_s = self.progress.elapsed_s
+        return msgspec.msgpack.encode(structs.replace(self._so_far, elapsed_s=elapsed_s))
+
+    @property
+    def statement(self) -> str:
+        """The statement to prove."""
+        return self._so_far.statement
+
+    @property
+    def nodes(self) -> list[SearchNode]:
+        """The states that were found, the statement's own first."""
+        return self._so_far.nodes
 
     @property
     def progress(self) -> SearchProgress:
         """How far it is."""
         running_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
+        it = self._so_far
         return SearchProgress(
-            self._steps,
-            self._expanded,
-            len(self.nodes),
-            self._elapsed_s + running_s,
-            self._unanswered.copy(),
-            self._refused.copy(),
+            it.steps,
+            it.expanded,
+            len(it.nodes),
+            it.elapsed_s + running_s,
+            Counter(it.unanswered),
+            Counter(it.refused),
         )
 
     async def run(
@@ -269,22 +265,13 @@ class ProofSearch:
                 raise
             ended = "time"
         finally:
-            self._elapsed_s, self._since_s = self.progress.elapsed_s, None
+            self._so_far.elapsed_s, self._since_s = self.progress.elapsed_s, None
         return self._found or SearchResult(ended, self.progress)
 
     async def _open(self, lean: Prover) -> None:
-        reply = await reply_of(lean.check(self.statement, **self._options))
-        states = [sorry for sorry in reply.sorries if sorry.state]
-        if reply.verdict != "incomplete" or len(states) != 1:
-            said = "; ".join(message.text for message in reply.messages)
-            raise UsageError(
-                "a search needs a statement that Lean takes, with one sorry that has a goal; "
-                f"it says {reply.verdict} ({reply.reason}): {said or 'nothing'}"
-            )
-        (root,) = states
-        assert root.state
-        self._known[root.state] = 0
-        self.nodes.append(SearchNode(root.state, (root.goal or "",)))
+        state, goal = await opened(lean.check(self.statement, **self._options))
+        self._known[state] = 0
+        self.nodes.append(SearchNode(state, (goal,)))
 
     async def _search(self, lean: Prover) -> Ended:
         running: set[asyncio.Task[Any]] = set()
@@ -315,7 +302,7 @@ class ProofSearch:
 
     @property
     def _is_spent(self) -> bool:
-        return self._most_steps is not None and self._steps >= self._most_steps
+        return self._most_steps is not None and self._so_far.steps >= self._most_steps
 
     async def _expand(self, lean: Prover, numbers: Sequence[int]) -> None:
         proposed = await self._policy([self.nodes[number] for number in numbers])
@@ -340,7 +327,7 @@ class ProofSearch:
             if not self._is_spent:
                 # At the end of a budget, some of its tactics were not tried.
                 self.nodes[number].status = "expanded"
-            self._expanded += 1
+            self._so_far.expanded += 1
             added = [self._add(node) for node in new if node.state not in self._known]
             self._strategy.expanded(number, added)
 
@@ -351,14 +338,14 @@ class ProofSearch:
         async with self._may_send:
             if self._found or self._is_spent:
                 return
-            self._steps += 1
+            self._so_far.steps += 1
             try:
                 reply = await reply_of(lean.step(node.state, suggestion.tactic, **self._options))
             except (InvalidRequestError, TooLargeError):
-                self._unanswered["invalid"] += 1
+                self._so_far.unanswered["invalid"] += 1
                 return
         if reply.verdict not in LEAN_VERDICTS:
-            self._unanswered[reply.verdict or ""] += 1
+            self._so_far.unanswered[reply.verdict or ""] += 1
         elif reply.verdict == "accepted":
             await self._finish(lean, number, suggestion.tactic)
         elif reply.state and reply.state not in self._known:
@@ -374,17 +361,14 @@ class ProofSearch:
             )
 
     async def _finish(self, lean: Prover, number: int, last: str) -> None:
-        """Verifies a proof, since a step's word is only about its own hole."""
         way = [self.nodes[each].tactic for each in ancestors(self.nodes, number)]
         tactics = (*filter(None, way), last)
-        for code in proof_texts(self.statement, tactics):
-            reply = await reply_of(lean.verify(self.statement, code, **self._options))
-            if reply.verdict == "accepted" and not self._found:
-                self._found = SearchResult("proved", self.progress, tactics, code, reply)
-                self._proved.set()
-            if reply.verdict == "accepted":
-                return
-        self._refused[reply.verdict or ""] += 1
+        code, reply = await verified(lean, self.statement, tactics, self._options)
+        if reply.verdict != "accepted":
+            self._so_far.refused[reply.verdict or ""] += 1
+        elif not self._found:
+            self._found = SearchResult("proved", self.progress, tactics, code, reply)
+            self._proved.set()
 
     def _add(self, node: SearchNode) -> int:
         number = self._known[node.state] = len(self.nodes)
@@ -429,6 +413,35 @@ def _is_tree(nodes: Sequence[SearchNode]) -> bool:
         and (node.parent is None or 0 <= node.parent < number)
         for number, node in enumerate(nodes)
     )
+
+
+async def opened(check: Pending) -> tuple[str, str]:
+    """Returns the state and the goal of the one sorry of a statement, by its check.
+
+    Raises:
+        UsageError: Lean finds errors in the statement, or nothing to prove.
+    """
+    reply = await reply_of(check)
+    states = [(sorry.state, sorry.goal or "") for sorry in reply.sorries if sorry.state]
+    if reply.verdict != "incomplete" or len(states) != 1:
+        said = "; ".join(message.text for message in reply.messages)
+        raise UsageError(
+            "expected a statement that Lean takes, with one sorry that has a goal; "
+            f"it says {reply.verdict} ({reply.reason}): {said or 'nothing'}"
+        )
+    return states[0]
+
+
+async def verified(
+    lean: Prover, statement: str, tactics: Sequence[str], options: Check
+) -> tuple[str, Reply]:
+    """Verifies a proof, since a step's word is only about its own hole; returns the text that was
+    verified last, and its reply."""
+    for code in proof_texts(statement, tactics):
+        reply = await reply_of(lean.verify(statement, code, **options))
+        if reply.verdict == "accepted" or reply.verdict not in LEAN_VERDICTS:
+            break
+    return code, reply
 
 
 async def reply_of(pending: Pending) -> Reply:

@@ -19,7 +19,6 @@ from adapters.cheats import CHEATING_PROOFS, CHEATS, HONEST, PROOF, STATEMENT, d
 from leanq.errors import StalledError
 from leanq.trainers import LeanReward, proof_text
 from leanq.trainers.testing import FakeLeanQClient
-from leanq.trainers.trl_reward import TrlReward
 
 COUNT = 96
 
@@ -81,7 +80,7 @@ def main(folder: Path) -> None:
     # Missing rewards are nan in the trainer's own tensor.
     fake = FakeLeanQClient()
     fake.fleet.on("slow", "timeout")
-    trainer.reward_funcs[0] = TrlReward(fake)
+    trainer.reward_funcs[0] = LeanReward(fake)
     inputs = [{"prompt": "", "statement": STATEMENT}] * 2
     # The one method that makes a tensor of rewards.
     rewarded = trainer._calculate_rewards  # noqa: SLF001
@@ -90,7 +89,7 @@ def main(folder: Path) -> None:
     assert found[1, 0] == 1.0, found
     # A fleet that stalls ends the training.
     fake.fleet.on("stalls", delay_s=60)
-    trainer.reward_funcs[0] = TrlReward(fake, stall_s=0.2)
+    trainer.reward_funcs[0] = LeanReward(fake, stall_s=0.2)
     with pytest.raises(StalledError):
         rewarded(inputs, [""] * 2, ["stalls", "fine"], [[0]] * 2)
     fake.close()
@@ -98,7 +97,7 @@ def main(folder: Path) -> None:
     def rewards(score: LeanReward, texts: list[str]) -> list[float | None]:
         return asyncio.run(score(completions=texts, statement=[STATEMENT] * len(texts)))
 
-    whole, proofs = TrlReward(), TrlReward(extract=proof_text)
+    whole, proofs = LeanReward(), LeanReward(extract=proof_text)
     assert rewards(whole, list(HONEST.values())) == [1.0] * len(HONEST)
     cheated = dict(zip(CHEATS, rewards(whole, list(CHEATS.values())), strict=True))
     assert cheated == dict.fromkeys(CHEATS, 0.0), cheated

@@ -19,7 +19,6 @@ from leanq.trainers import replay_writer
 from leanq.trainers.replay_bounds import ReplayBounds
 from leanq.trainers.replay_writer import ReplayWriter
 from leanq.trainers.rewards import LeanReward
-from leanq.trainers.trl_reward import TrlReward
 
 STATEMENT = "theorem t (p : Prop) (h : p) : p := sorry"
 
@@ -74,7 +73,7 @@ async def test_a_reward_writes_what_was_settled_with_tags_of_the_data(settings: 
 async def test_a_writer_has_tags_and_bounds_and_is_used_from_many_loops(settings: Settings) -> None:
     bounds = ReplayBounds(entries=50, weighted=True)
     writer = ReplayWriter("m", settings, bounds=bounds, tags={"policy": "step-100"})
-    score = TrlReward(Verifier(settings), extract=as_it_is, memory=writer, tenant="other")
+    score = LeanReward(Verifier(settings), extract=as_it_is, memory=writer, tenant="other")
 
     def train() -> None:
         for _ in range(3):

@@ -240,7 +240,7 @@ def test_what_is_no_saved_search_is_refused(data: bytes) -> None:
 
 def _saved() -> bytes:
     search = ProofSearch(STATEMENT, everything)
-    search.nodes = [SearchNode("0", ("g",)), SearchNode("1", ("h",), "a", 0, 1, -1.0)]
+    search.nodes[:] = [SearchNode("0", ("g",)), SearchNode("1", ("h",), "a", 0, 1, -1.0)]
     return search.save()
 
 

@@ -19,7 +19,6 @@ from support.provers import Flatterer
 from leanq.trainers.reward_server import make_app
 from leanq.trainers.rewards import LeanReward, proof_text
 from leanq.trainers.search import ProofSearch, SearchNode
-from leanq.trainers.trl_reward import TrlReward
 
 # starlette says of its own client that another one is to come.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,7 +31,6 @@ STATEMENT = "theorem t (p : Prop) (h : p) : p := sorry"
     [
         lambda lean: LeanReward(lean),
         lambda lean: LeanReward(lean, extract=proof_text),
-        lambda lean: TrlReward(lean),
     ],
 )
 async def test_reward_functions(score: Any) -> None:
@@ -67,15 +65,15 @@ async def test_a_search_takes_no_step_for_a_proof() -> None:
     assert lean.asked[-1] == "verify"
 
 
-def test_two_places_alone_make_a_reward_of_a_verdict() -> None:
+def test_one_place_alone_makes_a_reward_of_a_verdict() -> None:
     made_in = ROOT / "leanq" / "queue" / "requests.py"
     calls = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "leanq").rglob("*.py")
         if path != made_in and re.search(r"(?<![\w.\"'])reward\((?!verdict\b)", path.read_text())
     }
-    # The one verifies; the other is called by it, and by campaigns for rows with a target.
-    assert calls == {"leanq/trainers/rewards.py", "leanq/trainers/replay_writer.py"}
+    # It is called by LeanReward, which verifies, and by campaigns for rows with a target.
+    assert calls == {"leanq/trainers/replay_writer.py"}
 
 
 async def test_no_route_of_the_gateway_names_a_reward(gateway: Gateway) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from leanq.errors import UsageError
+from leanq.trainers.rewards import LeanReward
 from leanq.trainers.testing import FakeLeanQClient
-from leanq.trainers.trl_reward import TrlReward
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ async def test_verdicts_are_logged_beside_the_rewards(fake_lean: FakeLeanQClient
     fake_lean.fleet.on("wrong", "rejected")
     columns: dict[str, Any] = {}
     metrics: dict[str, float] = {}
-    rewards = await TrlReward(fake_lean)(
+    rewards = await LeanReward(fake_lean)(
         completions=["right", "wrong", "slow", "\0"],
         prompts=["p"] * 4,
         completion_ids=[[0]] * 4,
@@ -40,7 +40,7 @@ async def test_verdicts_are_logged_beside_the_rewards(fake_lean: FakeLeanQClient
 
 
 async def test_earlier_releases_log_nothing(fake_lean: FakeLeanQClient) -> None:
-    score = TrlReward(fake_lean)
+    score = LeanReward(fake_lean)
     assert await score(completions=[], statement=[]) == []
     assert await score(completions=["right"], statement=["s"]) == [1.0]
     with pytest.raises(UsageError, match="no column 'statement'"):
