@@ -6,15 +6,24 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import click
 
 from leanq.fleet.history import Measure, history, measures, noted
-from leanq.fleet.shown import columns, counted, duration
+from leanq.fleet.shown import counted, duration, table
 from leanq.queue.settings import Settings
 
 _MOST_TENANTS = 5
+
+
+def used_by_tenant(used_s: Mapping[str, float]) -> str:
+    """Returns the tenants that used most CPU time, the largest user first."""
+    first = sorted(used_s.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{tenant or 'others'} {duration(used)}" for tenant, used in first[:_MOST_TENANTS]]
+    more = f" and {len(first) - _MOST_TENANTS} more" if len(first) > _MOST_TENANTS else ""
+    return ", ".join(shown) + more
 
 
 def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
@@ -32,23 +41,25 @@ def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
     tenants: Counter[str] = Counter()
     for period in periods:
         verdicts.update(period.finished)
-        ended = sum(period.finished.values())
-        start = time.strftime("%m-%d %H:%M", time.localtime(period.start_s))
-        means = (duration(total / max(1, ended)) for total in (period.waited_s, period.ran_s))
         tenants.update(period.tenants_cpu_s)
-        counts = (f"{n:,}" for n in (period.submitted, ended, period.finished.get("accepted", 0)))
-        most = (f"{n:,}" for n in (period.waiting, period.workers))
-        rows.append((start, *counts, *means, duration(period.cpu_s), *most))
-    titles = (
-        *("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "CPU", "QUEUED"),
-        "WORKERS",
-    )
-    click.echo("\n".join(columns(titles, rows)))
+        ended = sum(period.finished.values())
+        rows.append(
+            {
+                "FROM": time.strftime("%m-%d %H:%M", time.localtime(period.start_s)),
+                "SUBMITTED": f"{period.submitted:,}",
+                "FINISHED": f"{ended:,}",
+                "ACCEPTED": f"{period.finished.get('accepted', 0):,}",
+                "WAIT": duration(period.waited_s / max(1, ended)),
+                "RUN": duration(period.ran_s / max(1, ended)),
+                "CPU": duration(period.cpu_s),
+                "QUEUED": f"{period.waiting:,}",
+                "WORKERS": f"{period.workers:,}",
+            }
+        )
+    click.echo("\n".join(table(rows)))
     click.echo("WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time.")
     if tenants:
-        used = tenants.most_common(_MOST_TENANTS)
-        text = ", ".join(f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used)
-        click.echo(f"CPU time by tenant, the most first: {text}.")
+        click.echo(f"CPU time by tenant, the most first: {used_by_tenant(tenants)}.")
     click.echo(f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished.")
 
 

@@ -9,8 +9,8 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -20,9 +20,9 @@ from rich.text import Text
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
-from leanq.commands.history import print_history, write_history
+from leanq.commands.history import print_history, used_by_tenant, write_history
 from leanq.errors import NotPermittedError, QueueError, UsageError
-from leanq.fleet.shown import columns, counted, duration, plural, printable
+from leanq.fleet.shown import counted, duration, plural, printable, table
 from leanq.fleet.stats import (
     FleetStats,
     decisions_of,
@@ -44,15 +44,19 @@ _EVERY_S = 1.0
 _LOOKS = 11
 # The most workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
-_MOST_TENANTS = 5
 _MOST_MEMORIES = 5
 # The share of the server's memory at which LeanQRedisMemoryHigh begins, too.
 _NEARLY_FULL = 0.85
+_NO_WORKER = "no worker is alive; start one with 'leanq worker'"
+# Titles of a look that stand out.
+_TROUBLE = ("paused", "retries", "dead", "quarantined", "differs")
 _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "slots": int,
     "started": float,
     "environments": list,
 }
+
+_Record = dict[str, Any]
 
 
 @click.command()
@@ -80,18 +84,14 @@ def status(
         raise UsageError("give either --watch or --since")
     settings = queue_settings(url)
     if watch:
-        _watch(settings, as_json)
-    elif since_s is not None and out is not None:
-        write_history(settings, since_s, out)
-    elif since_s is not None:
+        asyncio.run(until_signal(_watch(settings, as_json)))
+    elif since_s is None:
+        record = _record_of(settings, asyncio.run(_look(settings)))
+        click.echo(json.dumps(record, default=str) if as_json else "\n".join(_lines(record)))
+    elif out is None:
         print_history(settings, since_s, as_json)
     else:
-        _once(settings, as_json)
-
-
-def _once(settings: Settings, as_json: bool) -> None:
-    record = _record_of(settings, asyncio.run(_look(settings)))
-    click.echo(json.dumps(record, default=str) if as_json else "\n".join(_lines(record)))
+        write_history(settings, since_s, out)
 
 
 async def _look(settings: Settings) -> FleetStats:
@@ -220,115 +220,97 @@ def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
-    yield from map(printable, _summary(record))
-    for table in (_environment_table(record), _waiting_table(record), _worker_table(record)):
-        if table:
+    yield from (printable(f"{title:12}{text}") for title, text in _summary(record))
+    for rows in (_environment_table(record), _waiting_table(record), _worker_table(record)):
+        if rows:
             yield ""
-            yield from map(printable, table)
+            yield from map(printable, rows)
     if not record["workers"]:
         yield ""
-        yield "no worker is alive; start one with 'leanq worker'"
+        yield _NO_WORKER
 
 
-def _summary(record: dict[str, Any]) -> Iterator[str]:
-    """Yields the queue as a whole, and the scaler's decisions."""
-    yield f"queue       {record['url']}"
+def _summary(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the queue as a whole and the scaler's decisions: titles with their texts."""
+    yield "queue", record["url"]
     waiting = sum(row["waiting"] for row in record["waiting"])
     waiting += sum(record["quarantined"].values())
     paused = sum(row["held"] for row in record["waiting"])
-    yield f"waiting     {waiting:,}{f', of which {paused:,} are paused' if paused else ''}"
-    yield f"running     {record['running']:,}"
+    yield "waiting", f"{waiting:,}{f', of which {paused:,} are paused' if paused else ''}"
+    yield "running", f"{record['running']:,}"
     finished = sum(record["verdicts"].values())
-    verdicts = counted(record["verdicts"])
-    yield f"finished    {finished:,}{f': {verdicts}' if verdicts else ''}"
+    yield "finished", ": ".join(filter(None, (f"{finished:,}", counted(record["verdicts"]))))
     if record["reasons"]:
-        yield f"reasons     {counted(record['reasons'])}"
-    yield from _cpu_lines(record)
+        yield "reasons", counted(record["reasons"])
+    for name, each in record["environments"].items():
+        if each["tenants_cpu_s"]:
+            used = used_by_tenant(each["tenants_cpu_s"])
+            yield "CPU time", f"{name}: {duration(each['cpu_s'])}, by tenant {used}"
+    if record["weights"]:
+        weights = ", ".join(f"{name} {w:g}" for name, w in sorted(record["weights"].items()))
+        yield "weights", f"of CPU time: {weights}; other tenants 1"
     for name, since_s in sorted(record["paused"].items()):
         what, option = ("environment", "env") if name.startswith("e:") else ("tenant", "tenant")
         age = duration(time.time() - since_s)
-        yield f"paused      {what} {name[2:]} for {age} (leanq resume --{option} {name[2:]})"
+        yield "paused", f"{what} {name[2:]} for {age} (leanq resume --{option} {name[2:]})"
     for name, each in record["environments"].items():
         if len(each["fingerprints"]) > 1:
-            offers = {found[:12]: count for found, count in each["fingerprints"].items()}
-            yield (
-                f"differs     {name} is not the same on all workers, nor are its verdicts: "
-                f"{counted(offers)} (workers by fingerprint)"
-            )
+            offers = counted({found[:12]: count for found, count in each["fingerprints"].items()})
+            text = "is not the same on all workers, nor are its verdicts"
+            yield "differs", f"{name} {text}: {offers} (workers by fingerprint)"
     for name, flood in record["floods"].items():
-        yield f"floods      {flood['tenant']} has {flood['waiting']:,} of what waits in {name}"
+        yield "floods", f"{flood['tenant']} has {flood['waiting']:,} of what waits in {name}"
     for row in record["workers"]:
         for name, why in row["degraded"].items():
-            yield f"degraded    {name} on {row['worker']}: {why}"
+            yield "degraded", f"{name} on {row['worker']}: {why}"
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
-        yield f"quarantined {plural(count, 'request')} of {name}, {text}"
+        yield "quarantined", f"{plural(count, 'request')} of {name}, {text}"
     share = record["memory_bytes"] / (record["memory_limit_bytes"] or math.inf)
     if share >= _NEARLY_FULL:
-        yield f"memory      {share:.0%} of the server's maxmemory; a full server takes no requests"
-    yield from _memory_lines(record)
-    retries = {
-        "requeued after an expired lease": record["reaped"],
-        "returned by workers that stopped": record["released"],
-        "stale results refused": record["fenced"],
+        yield "memory", f"{share:.0%} of the server's maxmemory; a full server takes no requests"
+    yield from (("replay", text) for text in _memories(record["memories"]))
+    sums = {
+        "retries": {
+            "requeued after an expired lease": record["reaped"],
+            "returned by workers that stopped": record["released"],
+            "stale results refused": record["fenced"],
+        },
+        "shared": {
+            "joined an identical run": record["coalesced"],
+            "answered from remembered verdicts": record["remembered"],
+        },
     }
-    if any(retries.values()):
-        yield f"retries     {counted(retries)}"
+    yield from ((title, counted(counts)) for title, counts in sums.items() if any(counts.values()))
     if record["dead"]:
         text = "that took down too many workers (leanq dead list)"
-        yield f"dead        {plural(record['dead'], 'request')} {text}"
-    shared = {
-        "joined an identical run": record["coalesced"],
-        "answered from remembered verdicts": record["remembered"],
-    }
-    if any(shared.values()):
-        yield f"shared      {counted(shared)}"
+        yield "dead", f"{plural(record['dead'], 'request')} {text}"
     if record["prefixes"]:
         ways = {_WAYS.get(name, name): count for name, count in record["prefixes"].items()}
-        yield f"contexts    of goals and steps: {counted(ways)}"
+        yield "contexts", f"of goals and steps: {counted(ways)}"
     if hits := record["warm_hits"]:
-        yield (
-            f"warm        {hits:,} of {plural(hits + record['warm_misses'], 'request')} went to a "
-            "worker that had their header or state loaded"
-        )
+        text = "went to a worker that had their header or state loaded"
+        yield "warm", f"{hits:,} of {plural(hits + record['warm_misses'], 'request')} {text}"
     for name, made in record["scaler"].items():
-        age = duration(time.time() - made["at"])
-        yield (
-            f"scaler      {name}: {made['target']} workers wanted, {made['order']} before "
-            f"({made['reason']}, {age} ago, {made['who']}): {made['text']}"
-        )
-    for title, text in (
-        ("unsized", "which no scaler sizes"),
-        ("unserved", "which no living worker offers"),
-    ):
+        wanted = f"{made['target']} workers wanted, {made['order']} before"
+        why = f"{made['reason']}, {duration(time.time() - made['at'])} ago, {made['who']}"
+        yield "scaler", f"{name}: {wanted} ({why}): {made['text']}"
+    in_no_hands = {"unsized": "which no scaler sizes", "unserved": "which no living worker offers"}
+    for title, text in in_no_hands.items():
         if found := record[title]:
             count = plural(sum(found.values()), "request")
-            yield f"{title:11} {count} of {', '.join(sorted(found))}, {text}"
+            yield title, f"{count} of {', '.join(sorted(found))}, {text}"
 
 
-def _memory_lines(record: dict[str, Any]) -> Iterator[str]:
+def _memories(memories: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yields the replay memories, and how much they have dropped."""
-    found = sorted(record["memories"].items(), key=lambda item: (-item[1]["size_bytes"], item[0]))
+    found = sorted(memories.items(), key=lambda item: (-item[1]["size_bytes"], item[0]))
     for name, row in found[:_MOST_MEMORIES]:
         dropped = f", {row['dropped']:,} dropped" if row["dropped"] else ""
         held = f"{plural(row['entries'], 'entry', 'entries')} in {row['size_bytes'] / 1e6:,.1f} MB"
-        yield f"replay      {name}: {held}, {row['evicted']:,} evicted{dropped}"
+        yield f"{name}: {held}, {row['evicted']:,} evicted{dropped}"
     if len(found) > _MOST_MEMORIES:
-        yield f"replay      and {len(found) - _MOST_MEMORIES} more memories (--json)"
-
-
-def _cpu_lines(record: dict[str, Any]) -> Iterator[str]:
-    """Yields the uses of CPU time, the largest first."""
-    for name, each in record["environments"].items():
-        used = sorted(each["tenants_cpu_s"].items(), key=lambda item: (-item[1], item[0]))
-        if used:
-            tenants = [f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used]
-            more = f" and {len(used) - _MOST_TENANTS} more" if len(used) > _MOST_TENANTS else ""
-            text = ", ".join(tenants[:_MOST_TENANTS])
-            yield f"CPU time    {name}: {duration(each['cpu_s'])}, by tenant {text}{more}"
-    if record["weights"]:
-        weights = ", ".join(f"{name} {w:g}" for name, w in sorted(record["weights"].items()))
-        yield f"weights     of CPU time: {weights}; other tenants 1"
+        yield f"and {len(found) - _MOST_MEMORIES} more memories (--json)"
 
 
 # How Lean got the context of a goal: the part of its text before it.
@@ -348,110 +330,101 @@ def _environment_table(
     rows = []
     apart = watched and any(each["paused"] for each in record["environments"].values())
     for name, each in list(record["environments"].items())[:most]:
-        oldest = duration(each["oldest_s"]) if each["waiting"] > each["paused"] else "–"
-        row = [
-            name,
-            f"{each['waiting']:,}",
-            *(f"{n:,}" for n in (each["paused"],) if apart),
-            oldest,
-        ]
+        row = {"ENVIRONMENT": name, "WAITING": f"{each['waiting']:,}"}
+        if apart:
+            row["PAUSED"] = f"{each['paused']:,}"
+        row["OLDEST"] = duration(each["oldest_s"]) if each["waiting"] > each["paused"] else "–"
         if watched:
-            rates = (each["submitted_per_s"], each["finished_per_s"])
-            row += ("–" if rate is None else f"{rate:,.1f}" for rate in rates)
-        slots = each["slots_busy"] + each["slots_idle"]
-        row += (f"{count:,.0f}" for count in (each["running"], slots, each["workers"]))
+            for title, rate in (("IN/S", "submitted_per_s"), ("OUT/S", "finished_per_s")):
+                row[title] = "–" if each[rate] is None else f"{each[rate]:,.1f}"
+        row["RUNNING"] = f"{each['running']:,.0f}"
+        row["SLOTS"] = f"{each['slots_busy'] + each['slots_idle']:,.0f}"
+        row["WORKERS"] = f"{each['workers']:,.0f}"
         if not watched:
             found = sorted(each["fingerprints"]) or [str(each.get("fingerprint") or "–")]
-            row += (lean_of(each) or "–", ", ".join(fingerprint[:12] for fingerprint in found))
+            row["LEAN"] = lean_of(each) or "–"
+            row["FINGERPRINT"] = ", ".join(fingerprint[:12] for fingerprint in found)
         rows.append(row)
-    if not rows:
-        return []
-    rates_of = ("IN/S", "OUT/S") if watched else ()
-    paused = ("PAUSED",) if apart else ()
-    what_it_is = () if watched else ("LEAN", "FINGERPRINT")
-    titles = (
-        "ENVIRONMENT",
-        "WAITING",
-        *paused,
-        "OLDEST",
-        *rates_of,
-        "RUNNING",
-        "SLOTS",
-        "WORKERS",
-    )
-    return columns((*titles, *what_it_is), rows, left=("ENVIRONMENT", *what_it_is))
+    return table(rows, left=("ENVIRONMENT", "LEAN", "FINGERPRINT"))
 
 
 def _waiting_table(record: dict[str, Any]) -> list[str]:
-    rows = []
-    for row in record["waiting"]:
-        oldest = duration(row["oldest_s"]) if row["held"] < row["waiting"] else "–"
-        counts = (f"{row[what]:,}" for what in ("waiting", "held"))
-        rows.append(
-            (row["environment"], str(row["priority"]), *counts, oldest, f"{row['tenants']:,}")
-        )
-    titles = ("ENVIRONMENT", "PRIORITY", "WAITING", "PAUSED", "OLDEST", "TENANTS")
-    return columns(titles, rows) if rows else []
+    rows = [
+        {
+            "ENVIRONMENT": row["environment"],
+            "PRIORITY": str(row["priority"]),
+            "WAITING": f"{row['waiting']:,}",
+            "PAUSED": f"{row['held']:,}",
+            "OLDEST": duration(row["oldest_s"]) if row["held"] < row["waiting"] else "–",
+            "TENANTS": f"{row['tenants']:,}",
+        }
+        for row in record["waiting"]
+    ]
+    return table(rows)
 
 
 def _worker_table(record: dict[str, Any], most: int | None = None) -> list[str]:
-    rows = []
-    for row in record["workers"][:most]:
-        lease = duration(row["lease_s"]) if row["lease_s"] > 0 else "expired"
-        age = duration(time.time() - row["started"]) if "started" in row else "–"
-        serves = ", ".join(map(str, row.get("environments", []))) or "–"
-        slots = str(row.get("slots", "?"))
-        rows.append((row["worker"], f"{row['running']:,}", slots, lease, age, serves))
-    titles = ("WORKER", "RUNNING", "SLOTS", "LEASE", "UP", "SERVES")
-    return columns(titles, rows, left=("WORKER", "SERVES")) if rows else []
+    rows = [
+        {
+            "WORKER": row["worker"],
+            "RUNNING": f"{row['running']:,}",
+            "SLOTS": str(row.get("slots", "?")),
+            "LEASE": duration(row["lease_s"]) if row["lease_s"] > 0 else "expired",
+            "UP": duration(time.time() - row["started"]) if "started" in row else "–",
+            "SERVES": ", ".join(map(str, row.get("environments", []))) or "–",
+        }
+        for row in record["workers"][:most]
+    ]
+    return table(rows, left=("WORKER", "SERVES"))
 
 
 # --watch
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The last successful look, and the trouble since; either may be missing."""
+async def _watch(settings: Settings, as_json: bool) -> None:
+    """Shows the queue until cancelled: in place on a terminal, look after look elsewhere."""
+    console = Console()
+    if as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
+        async for record, trouble in _looks(settings):
+            if as_json:
+                failed = {"at_s": time.time(), "url": without_password(settings.url)}
+                shown = failed | {"error": trouble} if trouble else record
+                click.echo(json.dumps(shown, default=str))
+            else:
+                lines = _looked(record, trouble)
+                click.echo("".join(f"{printable(line)}\n" for line, _ in lines))
+        return
+    last: RenderableType = ""
+    # On a screen of its own, the terminal may change its size.
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with contextlib.suppress(asyncio.CancelledError), live:
+        async for record, trouble in _looks(settings):
+            last = _view(record, trouble, console)
+            live.update(last, refresh=True)
+    # The screen is gone; keep what it showed.
+    console.print(last)
 
-    record: dict[str, Any] | None
-    trouble: str = ""
 
-
-_Show = Callable[[_Seen], None]
-
-
-def _watch(settings: Settings, as_json: bool) -> None:
-    """Shows the queue until interrupted: in place on a terminal, look after look elsewhere."""
-    if as_json:
-        show = _json_lines(settings)
-    elif sys.stdout.isatty() and not Console().is_dumb_terminal:
-        show = _live()
-    else:
-        show = _blocks()
-    with show as each:
-        asyncio.run(until_signal(_look_again(settings, each)))
-
-
-async def _look_again(settings: Settings, show: _Show) -> None:
+async def _looks(settings: Settings) -> AsyncGenerator[tuple[_Record | None, str], None]:
+    """Yields the last successful look, if there was one, and the trouble since, each second."""
     loop, rates = asyncio.get_running_loop(), _Rates()
-    seen = _Seen(None)
+    record: _Record | None = None
     async with every_queue(settings) as queues:
         while True:
-            start_s = loop.time()
+            start_s, trouble = loop.time(), ""
             look_ = asyncio.create_task(_stats_of(queues))
             try:
                 while not (await asyncio.wait({look_}, timeout=_EVERY_S))[0]:
-                    late = f"no answer for {loop.time() - start_s:.0f} s"
-                    show(_Seen(seen.record, late))
+                    yield record, f"no answer for {loop.time() - start_s:.0f} s"
                 rates.add(look_.result())
-                seen = _Seen(_record_of(settings, look_.result(), rates))
+                record = _record_of(settings, look_.result(), rates)
             except QueueError as error:
                 # The queue may come back.
-                seen = _Seen(seen.record, str(error))
+                trouble = str(error)
             finally:
                 look_.cancel()
                 await asyncio.gather(look_, return_exceptions=True)
-            show(seen)
+            yield record, trouble
             await asyncio.sleep(max(0.0, start_s + _EVERY_S - loop.time()))
 
 
@@ -484,93 +457,47 @@ class _Rates:
         return round(came / (end_s - start_s), 2), round(ended / (end_s - start_s), 2)
 
 
-@contextlib.contextmanager
-def _json_lines(settings: Settings) -> Iterator[_Show]:
-    def show(seen: _Seen) -> None:
-        record = seen.record
-        if seen.trouble or not record:
-            url = without_password(settings.url)
-            record = {"at_s": time.time(), "url": url, "error": seen.trouble}
-        click.echo(json.dumps(record, default=str))
-
-    yield show
-
-
-@contextlib.contextmanager
-def _blocks() -> Iterator[_Show]:
-    def show(seen: _Seen) -> None:
-        click.echo("".join(f"{printable(line)}\n" for line, _ in _looked(seen)))
-
-    yield show
-
-
-def _worker_count(workers: list[dict[str, Any]]) -> str:
-    expired = sum(row["lease_s"] <= 0 for row in workers)
-    if not workers:
-        return "no worker is alive; start one with 'leanq worker'"
-    text = f"{plural(len(workers) - expired, 'worker')} alive"
-    return text + (f", {plural(expired, 'expired lease')}" if expired else "")
-
-
-@contextlib.contextmanager
-def _live() -> Iterator[_Show]:
-    console = Console()
-    # On a screen of its own, the terminal may change its size.
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        last: RenderableType = ""
-
-        def show(seen: _Seen) -> None:
-            nonlocal last
-            last = _view(seen, console)
-            live.update(last, refresh=True)
-
-        yield show
-    # The screen is gone; keep what it showed.
-    console.print(last)
-
-
-def _view(seen: _Seen, console: Console) -> RenderableType:
-    lines = _looked(seen, console.height)
+def _view(record: _Record | None, trouble: str, console: Console) -> RenderableType:
+    lines = _looked(record, trouble, console.height)
     return Group(
         *(Text(printable(line), style, no_wrap=True, overflow="ellipsis") for line, style in lines)
     )
 
 
-def _looked(seen: _Seen, height: int | None = None) -> list[tuple[str, str]]:
+def _looked(
+    record: _Record | None, trouble: str, height: int | None = None
+) -> list[tuple[str, str]]:
     """Returns a look as lines with their styles, as many as fit a screen of this height."""
     rows = [(f"leanq       {time.strftime('%Y-%m-%d %H:%M:%S')}", "bold")]
-    if seen.trouble:
-        rows.append((f"error       {seen.trouble}", "bold red"))
-    record = seen.record
-    if record is None or (seen.trouble and height is None):
+    if trouble:
+        rows.append((f"error       {trouble}", "bold red"))
+    if record is None or (trouble and height is None):
         return rows
-    if seen.trouble:
+    if trouble:
         rows.append((f"the last look was {time.time() - record['at_s']:.0f} s ago", ""))
     names, workers = list(record["environments"]), record["workers"]
     most = max(1, height // 4) if height else len(names)
     hidden = {*names[most:]}
     kept = {name: made for name, made in record["scaler"].items() if name not in hidden}
-    rows += ((line, _style(line)) for line in _summary(record | {"scaler": kept}))
+    for title, text in _summary(record | {"scaler": kept}):
+        rows.append((f"{title:12}{text}", "yellow" if title in _TROUBLE else ""))
     # A low screen has no room for empty lines.
     gap = [("", "")] if height is None or height >= 24 else []
-    table = _environment_table(record, watched=True, most=most)
-    rows += (*gap, *((line, "" if number else "dim") for number, line in enumerate(table)))
+    environments = _environment_table(record, watched=True, most=most)
+    rows += (*gap, *((line, "" if number else "dim") for number, line in enumerate(environments)))
     if hidden:
         rows.append((f"and {len(hidden)} more", "dim"))
-    rows += (*gap, (_worker_count(workers), "bold" if workers else "yellow"))
+    expired = sum(row["lease_s"] <= 0 for row in workers)
+    alive = f"{plural(len(workers) - expired, 'worker')} alive" if workers else _NO_WORKER
+    text = alive + (f", {plural(expired, 'expired lease')}" if expired else "")
+    rows += (*gap, (text, "bold" if workers else "yellow"))
     # The rows below the titles.
     room = _MOST_WORKERS if height is None else height - len(rows) - 1
     if room > 0 and workers:
-        titles, *table = _worker_table(record, room)
+        titles, *lines = _worker_table(record, room)
         rows.append((titles, "dim"))
-        for line, row in zip(table, workers, strict=False):
+        for line, row in zip(lines, workers, strict=False):
             rows.append((line, "red" if row["lease_s"] <= 0 else "" if row["running"] else "dim"))
         if height is None and len(workers) > room:
             rows.append((f"and {len(workers) - room:,} more", "dim"))
     return rows
-
-
-def _style(line: str) -> str:
-    return (
-        "yellow" if line.startswith(("paused", "retries", "dead", "quarantined", "differs")) else ""
-    )

@@ -24,6 +24,11 @@ def columns(
     ]
 
 
+def table(rows: Sequence[Mapping[str, str]], *, left: Collection[str] | None = None) -> list[str]:
+    """Returns rows of cells by title as :func:`columns` does; no line without rows."""
+    return columns([*rows[0]], [[*row.values()] for row in rows], left=left) if rows else []
+
+
 def counted(counts: Mapping[str, int]) -> str:
     """Returns ``3 accepted, 1 rejected``, the most frequent first; empty for no counts."""
     found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -24,7 +24,7 @@ from support.servers import own_server
 from support.terminals import Process, Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient
-from leanq.commands.status import _Rates, _record_of, _Seen, _view
+from leanq.commands.status import _Rates, _record_of, _view
 from leanq.fleet.stats import EnvironmentStats, FleetStats, decisions_of
 from leanq.queue.results import Status, WorkerRow
 from leanq.queue.settings import Settings
@@ -276,7 +276,7 @@ def shown(
     rates.add(seen)
     record = _record_of(Settings(url="redis://:secret@host"), seen, rates)
     with console.capture() as captured:
-        console.print(_view(_Seen(record, trouble), console))
+        console.print(_view(record, trouble, console))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
