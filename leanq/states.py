@@ -172,18 +172,6 @@ class RedisStates:
                 return None
         return records
 
-    async def beginning_with(self, prefix: str) -> list[str]:
-        """Returns the ids of the states kept here that begin with ``prefix``, of at least 8 digits.
-
-        The first eight digits name a state's shard and bucket, so this reads one bucket.
-        """
-        shard = self._home_of_state(bytes.fromhex(prefix[:8]))
-        # A bucket's name has the first three digits; its fields lack the first two.
-        bucket = f"{shard.keys.tag}:states:{prefix[:3]}"
-        fields: Any = await shard.call(lambda c: c.hkeys(bucket))
-        ids = (f"{prefix[:2]}{field.hex()}" for field in fields)
-        return sorted(state for state in ids if state.startswith(prefix))
-
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
         shard = self._home_of_key(key)
         size = snapshot.size_bytes

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanq.errors import LeanQError, RequestError, UsageError
 from leanq.queue.requests import LEAN_VERDICTS
 from leanq.queue.settings import Settings
 from leanq.queue.up_file import UpFile
+
+if TYPE_CHECKING:
+    from leanq.queue.operator_queue import OperatorQueue
 
 _T = TypeVar("_T")
 
@@ -59,6 +62,18 @@ def queue_url(url: str | None) -> str:
 def queue_settings(url: str | None) -> Settings:
     """Returns the settings of a command's queue; raises UsageError as :func:`queue_url`."""
     return Settings.load(queue_url(url), os.environ)
+
+
+def on_queues(url: str | None, work: Callable[[Sequence[OperatorQueue]], Awaitable[_T]]) -> _T:
+    """Returns what ``work`` returns for all shards of a command's queue."""
+    # Clients need none of it.
+    from leanq.queue.operator_queue import every_queue
+
+    async def run() -> _T:
+        async with every_queue(queue_settings(url)) as queues:
+            return await work(queues)
+
+    return asyncio.run(run())
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import on_queues
 from leanq.errors import InvalidRequestError, WireError
 from leanq.fleet.dead_letters import send_again
-from leanq.fleet.shown import columns, printable
+from leanq.fleet.shown import printable, table
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
-from leanq.queue.operator_queue import OperatorQueue, every_queue
+from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.results import DeadLetter
-
-_T = TypeVar("_T")
-
-# The fewest characters of a request id's part after the shard.
-_LEAST_PREFIX = 8
-_MOST = 10_000
 
 
 @click.group()
@@ -39,7 +32,7 @@ def dead() -> None:
 @options.queue
 @click.option(
     "--limit",
-    type=options.WholeRange(1, _MOST),
+    type=options.WholeRange(1, 10_000),
     default=100,
     help="How many to show.",
 )
@@ -67,7 +60,7 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
         records.sort(key=lambda record: str(record["died"]), reverse=True)
         return records[:limit], len(records) > limit
 
-    records, more = _run(url, look)
+    records, more = on_queues(url, look)
     if more:
         click.echo(f"only the newest {limit} are shown; --limit shows more", err=True)
     if as_json:
@@ -77,35 +70,29 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
     if not records:
         click.echo("no such requests" if disagreed else "no dead letters")
         return
-    last = {"attempts": "ATTEMPTS", "worker": "LAST WORKER"}
-    if disagreed:
-        last = {"message": "MESSAGE"}
-    shown = {
-        "request_id": "REQUEST",
-        "died": "ENDED" if disagreed else "DIED",
-        "environment": "ENVIRONMENT",
-        "tenant": "TENANT",
+    last = (
+        {"MESSAGE": "message"} if disagreed else {"ATTEMPTS": "attempts", "LAST WORKER": "worker"}
+    )
+    names = {
+        "REQUEST": "request_id",
+        "ENDED" if disagreed else "DIED": "died",
+        "ENVIRONMENT": "environment",
+        "TENANT": "tenant",
         **last,
     }
-    titles = (*shown.values(),)
-    rows = [[printable(str(record.get(name, "–"))) for name in shown] for record in records]
-    click.echo("\n".join(columns(titles, rows, left={*titles} - {"ATTEMPTS"})))
+    rows = [
+        {title: printable(str(record.get(name, "–"))) for title, name in names.items()}
+        for record in records
+    ]
+    click.echo("\n".join(table(rows, left=names.keys() - {"ATTEMPTS"})))
 
 
 @dead.command()
 @click.argument("request_id")
 @options.queue
 def show(request_id: str, url: str | None, as_json: bool) -> None:
-    """Show one dead letter with its Lean code.
-
-    REQUEST_ID may be cut to its first characters, at least eight after the dash.
-    """
-
-    async def find(queues: Sequence[OperatorQueue]) -> DeadLetter:
-        (whole,) = await _whole_ids(queues, [request_id])
-        return await _letter(queues, whole)
-
-    letter = _run(url, find)
+    """Show one dead letter with its Lean code."""
+    letter = on_queues(url, lambda queues: _letter(queues, request_id))
     record = _record(letter)
     try:
         request = wire.unpack_request(letter.submission.body)
@@ -133,13 +120,13 @@ def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 
     async def send(queues: Sequence[OperatorQueue]) -> None:
         # Print each at once: the next may fail, and nothing else tells the new id.
-        for old in await _whole_ids(queues, request_ids):
-            new = await send_again(queues[shard_of(old)], await _letter(queues, old))
-            click.echo(
-                json.dumps({"request_id": old, "retried_as": new}) if as_json else f"{old} -> {new}"
-            )
+        for letter in [await _letter(queues, request_id) for request_id in request_ids]:
+            old = letter.submission.request_id
+            new = await send_again(queues[shard_of(old)], letter)
+            told = {"request_id": old, "retried_as": new}
+            click.echo(json.dumps(told) if as_json else f"{old} -> {new}")
 
-    _run(url, send)
+    on_queues(url, send)
 
 
 @dead.command()
@@ -149,15 +136,14 @@ def drop(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
 
     async def remove(queues: Sequence[OperatorQueue]) -> None:
-        for request_id in await _whole_ids(queues, request_ids):
+        for request_id in request_ids:
+            await _letter(queues, request_id)
+        for request_id in request_ids:
             if await queues[shard_of(request_id)].drop_dead(request_id):
-                click.echo(
-                    json.dumps({"request_id": request_id, "dropped": True})
-                    if as_json
-                    else f"{request_id} dropped"
-                )
+                told = {"request_id": request_id, "dropped": True}
+                click.echo(json.dumps(told) if as_json else f"{request_id} dropped")
 
-    _run(url, remove)
+    on_queues(url, remove)
 
 
 async def _letter(queues: Sequence[OperatorQueue], request_id: str) -> DeadLetter:
@@ -168,33 +154,6 @@ async def _letter(queues: Sequence[OperatorQueue], request_id: str) -> DeadLette
             f"there is no dead letter {request_id}; 'leanq dead list' shows them"
         )
     return letter
-
-
-async def _whole_ids(queues: Sequence[OperatorQueue], texts: Iterable[str]) -> list[str]:
-    """Returns the id of the one dead letter that begins with each text; raises before anything is
-    done."""
-    newest: dict[int, dict[str, None]] = {}
-    whole: list[str] = []
-    for text in texts:
-        shard = shard_of(text)
-        if shard < len(queues) and shard not in newest:
-            look = queues[shard].dead_request_ids
-            newest[shard] = dict.fromkeys([*await look(_MOST), *await look(_MOST, disagreed=True)])
-        ids = newest.get(shard, {})
-        whole.append(text if text in ids else _only_one(ids, text))
-        if whole[-1] not in ids:
-            # It may be older than those.
-            await _letter(queues, text)
-    return whole
-
-
-def _only_one(ids: Iterable[str], text: str) -> str:
-    if len(text.partition("-")[2]) < _LEAST_PREFIX:
-        return text
-    found = [request_id for request_id in ids if request_id.startswith(text)]
-    if len(found) > 1:
-        raise InvalidRequestError(f"{len(found)} dead letters begin with {text}; give more of it")
-    return found[0] if found else text
 
 
 def _record(letter: DeadLetter) -> dict[str, Any]:
@@ -217,11 +176,3 @@ def _record(letter: DeadLetter) -> dict[str, Any]:
         "worker": letter.worker,
         **said,
     }
-
-
-def _run(url: str | None, work: Callable[[Sequence[OperatorQueue]], Awaitable[_T]]) -> _T:
-    async def run() -> _T:
-        async with every_queue(queue_settings(url)) as queues:
-            return await work(queues)
-
-    return asyncio.run(run())

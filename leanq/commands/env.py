@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import on_queues, queue_settings
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import UsageError
-from leanq.fleet.shown import columns, printable
+from leanq.fleet.shown import printable, table
 from leanq.fleet.stats import fingerprints_of
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judge_client import Judges
@@ -24,9 +24,9 @@ from leanq.lean.audit.programs import Evaluators
 from leanq.lean.environment import Environment, open_environment, pack_environment
 from leanq.lean.toolchain import LEANS_OWN
 from leanq.queue.client_queue import ClientQueue
-from leanq.queue.operator_queue import every_queue, look, set_alias
+from leanq.queue.operator_queue import OperatorQueue, look, set_alias
 from leanq.queue.results import Status
-from leanq.queue.settings import Settings, check_name
+from leanq.queue.settings import check_name
 from leanq.queue.wire import environments_in, info_of
 
 
@@ -50,12 +50,8 @@ def list_(url: str | None, as_json: bool) -> None:
         for each in found:
             click.echo(json.dumps(each))
         return
-    rows = [_row(each) for each in found]
-    if rows:
-        heads = ("ENVIRONMENT", "LEAN", "LIBRARY", "FINGERPRINT", "WORKERS", "KERNEL", "ALIASES")
-        click.echo("\n".join(columns(heads, rows)))
-    else:
-        click.echo("no worker has offered an environment yet")
+    rows = table([_row(each) for each in found])
+    click.echo("\n".join(rows) or "no worker has offered an environment yet")
     for name, target in sorted(defaults.items()):
         click.echo(printable(f"'default' of the tenant {name} is {target}"))
 
@@ -96,22 +92,22 @@ def _leading_to(environment: str, kind: str, aliases: Mapping[str, str]) -> list
     return sorted(name[2:] for name in names if name.startswith(kind))
 
 
-def _row(each: dict[str, Any]) -> tuple[str, ...]:
+def _row(each: dict[str, Any]) -> dict[str, str]:
     # What every Lean has tells no environment from another.
     libraries = sorted(map(str, each["libraries"]), key=lambda name: (name in LEANS_OWN, name))
     shown = [", ".join(libraries[:3]) + (", …" if libraries[3:] else "")]
     if each["project"]:
         shown.insert(0, str(each["project"]))
-    cells = (
-        each["environment"],
-        each["lean"] or each["driver"] or "",
-        ": ".join(filter(None, shown)),
-        ", ".join(str(each_print)[:12] for each_print in each["fingerprints"]),
-        str(len(each["workers"])),
-        each["kernel"] or "",
-        ", ".join(each["aliases"]),
-    )
-    return tuple(printable(str(cell)) or "–" for cell in cells)
+    cells = {
+        "ENVIRONMENT": each["environment"],
+        "LEAN": each["lean"] or each["driver"] or "",
+        "LIBRARY": ": ".join(filter(None, shown)),
+        "FINGERPRINT": ", ".join(str(each_print)[:12] for each_print in each["fingerprints"]),
+        "WORKERS": len(each["workers"]),
+        "KERNEL": each["kernel"] or "",
+        "ALIASES": ", ".join(each["aliases"]),
+    }
+    return {title: printable(str(cell)) or "–" for title, cell in cells.items()}
 
 
 @env.command()
@@ -130,7 +126,15 @@ def alias(url: str | None, as_json: bool, name: str, target: str | None, drop: b
     check_name("alias", name)
     if target is not None and check_name("environment", target) == name:
         raise UsageError(f"{name!r} cannot stand for itself")
-    now, served = asyncio.run(_move(queue_settings(url), name, target or ""))
+
+    async def move(queues: Sequence[OperatorQueue]) -> tuple[str, bool]:
+        shard = queues[0].shard
+        if target is None and f"e:{name}" not in await shard.aliases():
+            raise UsageError(f"{name!r} is no alias; {await shard.known()}")
+        now = await set_alias(queues, "environment", name, target or "")
+        return now, now in await ClientQueue(shard).served()
+
+    now, served = on_queues(url, move)
     if as_json:
         click.echo(json.dumps({"alias": name, "environment": now or None, "served": served}))
         return
@@ -142,16 +146,6 @@ def alias(url: str | None, as_json: bool, name: str, target: str | None, drop: b
         click.echo(f"{name} is no alias any more")
     if now and not served:
         click.echo(f"no worker serves {now} now: requests wait for one")
-
-
-async def _move(settings: Settings, name: str, target: str) -> tuple[str, bool]:
-    """Returns what the alias stands for in the end, and whether a living worker serves that."""
-    async with every_queue(settings) as queues:
-        shard = queues[0].shard
-        if not target and f"e:{name}" not in await shard.aliases():
-            raise UsageError(f"{name!r} is no alias; {await shard.known()}")
-        now = await set_alias(queues, "environment", name, target)
-        return now, now in await ClientQueue(shard).served()
 
 
 _lean = click.option(

@@ -10,7 +10,7 @@ import click
 from leanq.commands import options
 from leanq.commands.common import exit_code
 from leanq.commands.replies import coloured, hanging, shown_lines
-from leanq.commands.state import ask_about
+from leanq.commands.state import ask
 from leanq.commands.submit import read_source
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import STEPPED, Reply, reply_to_json
@@ -27,8 +27,7 @@ def step(
 ) -> int:
     """Try a tactic on a state, and print the goals that are left.
 
-    STATE is an id that a check or a step has printed, or at least its first eight digits. A TACTIC
-    of - is standard input.
+    STATE is an id that a check or a step has printed. A TACTIC of - is standard input.
 
     Exit code: as of submit; 1 also if goals are left.
     """
@@ -36,7 +35,7 @@ def step(
     if not isinstance(text, str):
         raise text
     asked: Check = options.in_environment(env, how)
-    reply = ask_about(url, state, lambda client, whole: client.step(whole, text, **asked))
+    reply = ask(url, lambda client: client.step(state, text, **asked))
     if as_json:
         click.echo(json.dumps(reply_to_json(reply, STEPPED)))
     else:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import on_queues, queue_settings
 from leanq.errors import UsageError
-from leanq.fleet.shown import columns, duration, printable
+from leanq.fleet.shown import duration, printable, table
 from leanq.fleet.stats import environments_of
-from leanq.queue.operator_queue import (
-    LEAST_WEIGHT,
-    MOST_WEIGHT,
-    every_queue,
-    look,
-    set_alias,
-)
-from leanq.queue.results import Status
-from leanq.queue.settings import Settings, check_name
+from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue, look, set_alias
+from leanq.queue.settings import check_name
 
 
 @click.group()
@@ -44,8 +38,13 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
         raise UsageError(
             f"give either a WEIGHT between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, or --remove"
         )
-    settings = queue_settings(url)
-    asyncio.run(_set_weight(settings, check_name("tenant", name), weight))
+    check_name("tenant", name)
+
+    async def set_weight(queues: Sequence[OperatorQueue]) -> None:
+        for queue in queues:
+            await queue.set_weight(name, weight)
+
+    on_queues(url, set_weight)
     if as_json:
         click.echo(json.dumps({"tenant": name, "weight": weight}))
     elif weight is None:
@@ -69,7 +68,7 @@ def env(url: str | None, as_json: bool, name: str, environment: str | None, remo
         raise UsageError("give either an ENVIRONMENT, or --remove")
     check_name("tenant", name)
     target = "" if environment is None else check_name("environment", environment)
-    now = asyncio.run(_set_default(queue_settings(url), name, target))
+    now = on_queues(url, lambda queues: set_alias(queues, "tenant", name, target))
     if as_json:
         click.echo(json.dumps({"tenant": name, "environment": now or None}))
     elif now:
@@ -83,7 +82,9 @@ def env(url: str | None, as_json: bool, name: str, environment: str | None, remo
 def list_(url: str | None, as_json: bool) -> None:
     """Show the tenants that have a weight or used CPU time, the largest users first."""
     status = asyncio.run(look(queue_settings(url)))
-    used_s = _used_s(status)
+    used_s: Counter[str] = Counter()
+    for environment in environments_of(status).values():
+        used_s.update(environment.tenants_cpu_s)
     names = sorted({*used_s, *status.weights}, key=lambda name: (-used_s[name], name))
     if as_json:
         for name in names:
@@ -95,30 +96,12 @@ def list_(url: str | None, as_json: bool) -> None:
         return
     total_s = used_s.total() or 1.0
     rows = [
-        (
-            printable(name or "others"),
-            duration(used_s[name]),
-            f"{100 * used_s[name] / total_s:.1f} %",
-            f"{status.weights[name]:g}" if name in status.weights else "–",
-        )
+        {
+            "TENANT": printable(name or "others"),
+            "CPU": duration(used_s[name]),
+            "OF ALL": f"{100 * used_s[name] / total_s:.1f} %",
+            "WEIGHT": f"{status.weights[name]:g}" if name in status.weights else "–",
+        }
         for name in names
     ]
-    click.echo("\n".join(columns(("TENANT", "CPU", "OF ALL", "WEIGHT"), rows)))
-
-
-def _used_s(status: Status) -> Counter[str]:
-    used: Counter[str] = Counter()
-    for environment in environments_of(status).values():
-        used.update(environment.tenants_cpu_s)
-    return used
-
-
-async def _set_default(settings: Settings, name: str, target: str) -> str:
-    async with every_queue(settings) as queues:
-        return await set_alias(queues, "tenant", name, target)
-
-
-async def _set_weight(settings: Settings, name: str, weight: float | None) -> None:
-    async with every_queue(settings) as queues:
-        for queue in queues:
-            await queue.set_weight(name, weight)
+    click.echo("\n".join(table(rows)))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import on_queues
 from leanq.errors import InvalidRequestError
 from leanq.fleet.shown import printable
 from leanq.fleet.timeline import Timeline, find
 from leanq.queue.keys import shard_of
-from leanq.queue.operator_queue import every_queue
+from leanq.queue.operator_queue import OperatorQueue
 
 _WIDTH = 14
 
@@ -31,11 +30,10 @@ def trace(request_id: str, url: str | None, as_json: bool) -> None:
     """
     shard = shard_of(request_id)
 
-    async def look() -> Timeline | None:
-        async with every_queue(queue_settings(url)) as queues:
-            return await find(queues[shard], request_id) if shard < len(queues) else None
+    async def look(queues: Sequence[OperatorQueue]) -> Timeline | None:
+        return await find(queues[shard], request_id) if shard < len(queues) else None
 
-    found = asyncio.run(look())
+    found = on_queues(url, look)
     if found is None:
         raise InvalidRequestError(
             f"nothing is known of the time of {request_id}: no request has this id, or its reply "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 import signal
@@ -11,12 +10,10 @@ import sys
 import pytest
 from support.fleets import look, until
 from support.paths import ROOT
-from support.queues import Queue
 from support.terminals import Done, Terminal, ended, samples
 
 from leanq.client import LeanQClient
 from leanq.queue.settings import Settings
-from leanq.states import RedisStates
 
 FIELDS = ["verdict", "reason", "state", "goals", "messages"]
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
@@ -98,31 +95,10 @@ def test_a_signal_withdraws_a_step(
         assert client.run("resume", "--env", "default").code == 0
 
 
-def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
-    (whole,) = client.run("state", "show", state, "--json").lines
-    (short,) = client.run("state", "show", state[:8], "--json").lines
-    assert short == whole
-    (line,) = client.run("step", state[:20], "constructor", "--json").lines
-    assert line["verdict"] == "incomplete"
-    for text in (state[:7], f"{state[:8]}X"):
+def test_what_is_no_state_is_refused(client: Terminal) -> None:
+    for text, said in (("0123", "'0123'"), (64 * "0", 64 * "0")):
         done = client.run("step", text, "constructor")
-        assert (done.code, f"'{text}' is not a state" in done.err) == (2, True)
-    other = f"{int(state[:8], 16) ^ 1:08x}"
-    done = client.run("step", other, "constructor")
-    assert (done.code, done.err) == (2, f"leanq: no state is known whose id begins with {other}\n")
-
-
-async def test_a_prefix_of_several_states_is_refused(client: Terminal, fleet: Settings) -> None:
-    ids = [f"0123456789{digit}" + 53 * "0" for digit in "ab"]
-    async with Queue.every(fleet) as queues:
-        states = RedisStates(queues)
-        await states.keep(dict.fromkeys(ids, b"Rsomething"))
-        assert await states.beginning_with("01234567") == ids
-        assert await states.beginning_with("0123456789b") == ids[1:]
-        assert await states.beginning_with("01234568") == []
-    done = await asyncio.to_thread(client.run, "state", "show", "01234567")
-    assert (done.code, done.out) == (2, "")
-    assert "the ids of 2 states begin with 01234567: 0123456789a00000, " in done.err
+        assert (done.code, said in done.err) == (2, True), done.err
 
 
 def test_export_and_import(client: Terminal, state: str) -> None:
