@@ -17,7 +17,7 @@ from leanq.commands import options
 from leanq.commands.common import queue_settings
 from leanq.errors import UsageError
 from leanq.fleet.costs import Cost, Costs, costs
-from leanq.fleet.shown import columns, counted, plural, printable
+from leanq.fleet.shown import counted, plural, printable, table
 from leanq.queue.requests import Verdict
 
 # The most rows of a day that are printed; JSON and Parquet have all.
@@ -106,33 +106,30 @@ def _since(found: Costs) -> str:
     return f"complete from {found.since:%Y-%m-%d %H:%M} UTC on"
 
 
-def _cost_of(row: Cost, price: float | None) -> float | None:
-    return None if price is None else row.cpu_s / _HOUR_S * price
-
-
 def _record(row: Cost, price: float | None) -> dict[str, Any]:
     names = {name: getattr(row, name) for name in ("tenant", "environment", "campaign")}
     spent = {"cpu_s": round(row.cpu_s, 3), "attempts": row.attempts, "verdicts": dict(row.ended)}
-    return {"day": row.day.isoformat(), **names, **spent, "cost": _cost_of(row, price)}
+    cost = None if price is None else row.cpu_s / _HOUR_S * price
+    return {"day": row.day.isoformat(), **names, **spent, "cost": cost}
 
 
 def _lines(found: Costs, price: float | None) -> Iterator[str]:
-    names, cells = ("DAY", "TENANT", "ENVIRONMENT", "CAMPAIGN"), []
+    rows = []
     for day, of_day in groupby(found.rows, key=attrgetter("day")):
-        rows = list(of_day)
-        for row in rows[:_MOST_ROWS]:
-            named = map(printable, (row.tenant or "–", row.environment, row.campaign or "–"))
-            cells.append((str(day), *named, *_sums([row], price)))
-        if rest := rows[_MOST_ROWS:]:
-            cells.append((str(day), f"and {len(rest):,} more", "", "", *_sums(rest, price)))
-    if cells:
-        titles = (*names, "CPU s", "ATTEMPTS", "ENDED", "ACCEPTED")
-        yield from columns((*titles, "COST") if price is not None else titles, cells, left=names)
-    cpu_s, attempts, _, _, *cost = _sums(found.rows, price)
+        costs = list(of_day)
+        for row in costs[:_MOST_ROWS]:
+            names = {"TENANT": row.tenant, "ENVIRONMENT": row.environment, "CAMPAIGN": row.campaign}
+            shown = {title: printable(name or "–") for title, name in names.items()}
+            rows.append({"DAY": str(day), **shown, **_sums([row], price)})
+        if rest := costs[_MOST_ROWS:]:
+            more = {"TENANT": f"and {len(rest):,} more", "ENVIRONMENT": "", "CAMPAIGN": ""}
+            rows.append({"DAY": str(day), **more, **_sums(rest, price)})
+    yield from table(rows, left=("DAY", "TENANT", "ENVIRONMENT", "CAMPAIGN"))
+    sums = _sums(found.rows, price)
     ended = sum((Counter(row.ended) for row in found.rows), Counter[str]())
-    said = f"in all {cpu_s} CPU s in {attempts} attempts"
-    if cost:
-        said += f", which cost {cost[0]}"
+    said = f"in all {sums['CPU s']} CPU s in {sums['ATTEMPTS']} attempts"
+    if "COST" in sums:
+        said += f", which cost {sums['COST']}"
     if price and ended["accepted"]:
         total = sum(row.cpu_s for row in found.rows) / _HOUR_S * price
         said += f", {total / ended['accepted']:.3g} for each accepted"
@@ -140,16 +137,16 @@ def _lines(found: Costs, price: float | None) -> Iterator[str]:
     yield _since(found)
 
 
-def _sums(rows: Sequence[Cost], price: float | None) -> list[str]:
-    """Returns the CPU time, attempts, results, those accepted, and the cost, as people see them."""
-    counts = (
-        sum(row.attempts for row in rows),
-        sum(sum(row.ended.values()) for row in rows),
-        sum(row.ended.get("accepted", 0) for row in rows),
-    )
+def _sums(rows: Sequence[Cost], price: float | None) -> dict[str, str]:
+    """Returns the sums of rows by their titles, as people see them."""
     cpu_s = sum(row.cpu_s for row in rows)
-    cost = [] if price is None else [f"{cpu_s / _HOUR_S * price:,.4f}"]
-    return [f"{cpu_s:,.1f}", *(f"{n:,}" for n in counts), *cost]
+    return {
+        "CPU s": f"{cpu_s:,.1f}",
+        "ATTEMPTS": f"{sum(row.attempts for row in rows):,}",
+        "ENDED": f"{sum(sum(row.ended.values()) for row in rows):,}",
+        "ACCEPTED": f"{sum(row.ended.get('accepted', 0) for row in rows):,}",
+        **({} if price is None else {"COST": f"{cpu_s / _HOUR_S * price:,.4f}"}),
+    }
 
 
 def _write(rows: Sequence[Cost], price: float | None, out: str) -> None:

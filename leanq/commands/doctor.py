@@ -29,9 +29,9 @@ from leanq.lean.audit.judge_client import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.repl.program import ReplProgram, find_repl
+from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.protocol import Elaborated, Stepped
-from leanq.lean.repl.session import Recycling, Session
+from leanq.lean.repl.session import Recycling
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
@@ -68,31 +68,23 @@ class Finding:
 
     def mark(self) -> str:
         """Returns the word in front of the line, in its colour."""
-        word, colour = "ok", "green"
+        word, colour = ("warning", "yellow") if self.warns else ("ok", "green")
         if not self.works:
             word, colour = "FAILED", "red"
-        elif self.warns:
-            word, colour = "warning", "yellow"
         return click.style(f"{word:7}", fg=colour, bold=True)
 
 
 @click.command()
 @options.queue
-@click.option("--lean", metavar="PATH", help="The lean program to examine.")
+@options.lean_program
 @environments
 @options.repl
-@click.option(
-    "--report",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write everything to this file as well, to send to others; it holds paths and versions.",
-)
 def doctor(
     url: str | None,
     as_json: bool,
     lean: str | None,
     environments: Sequence[str],
     repl: str | None,
-    report: Path | None,
 ) -> int:
     """Show what is installed, what works, and how to mend it.
 
@@ -105,10 +97,6 @@ def doctor(
             click.echo(json.dumps(asdict(finding)))
         else:
             click.echo(f"{finding.mark()}  {finding.what:11}  {_wrapped(finding.text)}")
-    if report is not None:
-        machine = {"platform": platform.platform(), "cpus": os.cpu_count()}
-        whole = machine | {"findings": [asdict(finding) for finding in findings]}
-        report.write_text(json.dumps(whole, indent=2) + "\n")
     return 0 if all(finding.works for finding in findings) else 3
 
 
@@ -140,13 +128,13 @@ async def _examine_environment(
         environment = open_environment(name, folder, lean=lean)
     except LeanQError as error:
         return [Finding("lean", False, str(error))]
-    findings = [Finding("lean", True, str(environment))]
-    findings.append(await _judge(environment))
-    findings.append(await _fork_server(environment))
-    findings.append(await _check(environment))
-    if repl:
-        findings += await _examine_repl(environment, repl)
-    return findings
+    return [
+        Finding("lean", True, str(environment)),
+        await _judge(environment),
+        await _fork_server(environment),
+        await _check(environment),
+        *(await _examine_repl(environment, repl) if repl else ()),
+    ]
 
 
 async def server_findings(url: str | None) -> list[Finding]:
@@ -301,56 +289,36 @@ async def _examine_repl(environment: Environment, command: str) -> list[Finding]
         took_s, started = time.monotonic() - started, time.monotonic()
         findings.append(Finding(what, True, f"{text} in {took_s:.2f} s"))
 
+    if environment.toolchain.source == "wheel":
+        imports = "prelude\nimport Core"
+    else:
+        imports = "import Mathlib" if environment.find_olean("Mathlib") else "import Init"
+    header = split_header(imports)
+    rules = Recycling(memory_bytes=1 << 40, requests=1000, age_s=3600.0)
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=4 << 30)
     what = "repl"
     try:
         program = find_repl(command, environment, os.environ)
-        async with contextlib.aclosing(_Repl(environment, program)) as repl:
-            await repl.sessions.open()
+        async with contextlib.AsyncExitStack() as stack:
+            sessions = Sessions(environment, program, slots=1, rules=rules)
+            stack.push_async_callback(sessions.close)
+            await sessions.open()
             worked(what, f"Lean {environment.toolchain.version} as the environment's, answered")
             what = "repl import"
-            async with repl.sessions.take(repl.header) as session:
-                if not await session.load(repl.header):
-                    raise ReplError(f"{repl.imports} has errors; is the library built?")
-                worked(what, f"{repl.imports}")
-                what = "repl step"
-                live = await repl.open_goal(session)
-                await repl.close_goal(session, live)
-                worked(what, "a proof was completed")
+            session = await stack.enter_async_context(sessions.take(header))
+            if not await session.load(header):
+                raise ReplError(f"{imports} has errors; is the library built?")
+            worked(what, imports)
+            what = "repl step"
+            code = f"{imports}\ntheorem leanq_doctor (p : Prop) (h : p) : p := sorry\n"
+            answer = await session.elaborate(code, header, limits)
+            opened = answer.sorries if isinstance(answer, Elaborated) else ()
+            if len(opened) != 1 or opened[0].proof_state is None:
+                raise ReplError(f"it shows no goal for a sorry: {answer}")
+            step = await session.run_tactic("exact h", opened[0].proof_state, limits)
+            if not isinstance(step, Stepped) or not step.is_completed:
+                raise ReplError(f"`exact h` completes no proof of p from h : p: {step}")
+            worked(what, "a proof was completed")
     except (LeanQError, OSError) as error:
         findings.append(Finding(what, False, str(error)))
     return findings
-
-
-class _Repl:
-    """A REPL under examination."""
-
-    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=4 << 30)
-
-    def __init__(self, environment: Environment, program: ReplProgram) -> None:
-        rules = Recycling(memory_bytes=1 << 40, requests=1000, age_s=3600.0)
-        self.sessions = Sessions(environment, program, slots=1, rules=rules)
-        if environment.toolchain.source == "wheel":
-            self.imports = "prelude\nimport Core"
-        else:
-            self.imports = "import Mathlib" if environment.find_olean("Mathlib") else "import Init"
-        self.header = split_header(self.imports)
-
-    async def open_goal(self, session: Session) -> int:
-        """Opens a goal in the process; raises ReplError if it shows none."""
-        code = f"{self.imports}\ntheorem leanq_doctor (p : Prop) (h : p) : p := sorry\n"
-        answer = await session.elaborate(code, self.header, self.limits)
-        if isinstance(answer, Elaborated) and len(answer.sorries) == 1:
-            (opened,) = answer.sorries
-            if opened.proof_state is not None:
-                return opened.proof_state
-        raise ReplError(f"it shows no goal for a sorry: {answer}")
-
-    async def close_goal(self, session: Session, proof_state: int) -> None:
-        """Tries a step that completes the proof; raises ReplError if it does not."""
-        answer = await session.run_tactic("exact h", proof_state, self.limits)
-        if not isinstance(answer, Stepped) or not answer.is_completed:
-            raise ReplError(f"`exact h` completes no proof of p from h : p: {answer}")
-
-    async def aclose(self) -> None:
-        """Ends the process."""
-        await self.sessions.close()

@@ -148,14 +148,9 @@ def alias(url: str | None, as_json: bool, name: str, target: str | None, drop: b
         click.echo(f"no worker serves {now} now: requests wait for one")
 
 
-_lean = click.option(
-    "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
-)
-
-
 @env.command()
 @environments
-@_lean
+@options.lean_program
 def prepare(environments: Sequence[str], lean: str | None) -> None:
     """Fill this machine's cache with what a worker needs to know of environments.
 
@@ -189,7 +184,7 @@ def prepare(environments: Sequence[str], lean: str | None) -> None:
     metavar="FILE",
     help="The pack to write, such as mathlib.tar.zst.",
 )
-@_lean
+@options.lean_program
 def pack(project: Path, output: Path, lean: str | None) -> None:
     """Write an environment with its Lean as one file, for machines with slow disks.
 
@@ -216,7 +211,7 @@ async def _prepared(environment: Environment) -> tuple[str, str, Mapping[str, st
 
 @env.command()
 @environments
-@_lean
+@options.lean_program
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each environment.")
 def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
     """Print an environment's syntax that evaluates what a text wrote.

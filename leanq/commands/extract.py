@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import EXIT_OK, interruptible
-from leanq.commands.submit import read_source
+from leanq.commands.submit import read_named
 from leanq.commands.worker import project_here
 from leanq.errors import InvalidRequestError, UsageError
 from leanq.queue.requests import TIMEOUT_S, Reply, Request
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     help="The Lake project, or folder of .olean files, that it imports from [default: the project "
     "here, or Lean's own library].",
 )
-@click.option("--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found].")
+@options.lean_program
 @click.option(
     "--timeout",
     "timeout_s",
@@ -69,65 +68,59 @@ def extract(
 
     Exit code: 0, or 2 if Lean refuses the text.
     """
-    code = read_source(file)
-    if not isinstance(code, str):
-        raise UsageError(f"{file}: {code}")
+    code = read_named(file)
     if theorem and make != "negation":
         raise UsageError("--theorem names what --make negation negates")
+    from leanq.lean import rewrites
     from leanq.lean.declarations import extract as declarations_of
     from leanq.lean.environment import open_environment
     from leanq.lean.lean_driver import LeanDriver
-    from leanq.lean.rewrites import (
-        with_contradiction,
-        with_lemmas,
-        with_negation,
-        with_statements,
-    )
 
-    @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[LeanDriver]:
-        where = project or project_here()
-        driver = LeanDriver(
-            lambda: open_environment("default", where, lean=lean), slots=1, forks=None
-        )
-        try:
-            await driver.opened.lean.open()
-            yield driver
-        finally:
-            await driver.opened.close()
+    where = project or project_here()
+    driver = LeanDriver(lambda: open_environment("default", where, lean=lean), slots=1, forks=None)
 
     def request(text: str) -> Request:
         return Request(op="check", code=text, timeout_s=timeout_s)
 
-    async def run() -> str | Sequence[Declaration]:
-        async with opened() as driver:
-            found = await declarations_of(driver.opened.lean, request(code))
-            if make is None:
-                return found
-            if make == "statements":
-                made = with_statements(code, found)
-            elif make == "lemmas":
-                reply = await _checked(driver, request(code))
-                made = with_lemmas(code, found, reply.sorries, _free_name("sorry_lemma_", code))
-            else:
-                chosen = _chosen(found, theorem)
-                name = _free_name("negation", code)
-                made = with_negation(code, chosen, name)
-                try:
-                    both = with_contradiction(code, chosen, name)
-                    await declarations_of(driver.opened.lean, request(both))
-                except InvalidRequestError as error:
-                    raise UsageError(
-                        f"Lean prints {chosen.statement!r} for {chosen.name}, and reads that "
-                        "otherwise. Put `set_option pp.numericTypes true` or `set_option "
-                        f"pp.explicit true` in front of it; {error}"
-                    ) from None
+    async def declared(text: str) -> list[Declaration]:
+        return await declarations_of(driver.opened.lean, request(text))
+
+    async def extracted() -> str | Sequence[Declaration]:
+        await driver.opened.lean.open()
+        found = await declared(code)
+        if make is None:
+            return found
+        if make == "statements":
+            made = rewrites.with_statements(code, found)
+        elif make == "lemmas":
+            reply = await _checked(driver, request(code))
+            made = rewrites.with_lemmas(
+                code, found, reply.sorries, _free_name("sorry_lemma_", code)
+            )
+        else:
+            chosen = _chosen(found, theorem)
+            name = _free_name("negation", code)
+            made = rewrites.with_negation(code, chosen, name)
             try:
-                after = await declarations_of(driver.opened.lean, request(made))
+                await declared(rewrites.with_contradiction(code, chosen, name))
             except InvalidRequestError as error:
-                raise UsageError(f"the new text does not compile: {error}\n{made}") from None
-            _same(found, after, make)
-            return made
+                raise UsageError(
+                    f"Lean prints {chosen.statement!r} for {chosen.name}, and reads that "
+                    "otherwise. Put `set_option pp.numericTypes true` or `set_option "
+                    f"pp.explicit true` in front of it; {error}"
+                ) from None
+        try:
+            after = await declared(made)
+        except InvalidRequestError as error:
+            raise UsageError(f"the new text does not compile: {error}\n{made}") from None
+        _same(found, after, make)
+        return made
+
+    async def run() -> str | Sequence[Declaration]:
+        try:
+            return await extracted()
+        finally:
+            await driver.opened.close()
 
     told = interruptible(run())
     if isinstance(told, str):
@@ -175,12 +168,11 @@ def _free_name(prefix: str, code: str) -> str:
 
 def _lines(each: Declaration) -> list[str]:
     universes = f".{{{', '.join(each.universes)}}}" if each.universes else ""
-    lines = [f"{each.kind} {each.name}{universes} : {each.statement or '?'}"]
-    place = f"{each.line}:{each.column} to {each.end_line}:{each.end_column}"
     told = {
-        "at": place,
+        "at": f"{each.line}:{each.column} to {each.end_line}:{each.end_column}",
         "uses": ", ".join(each.local),
         "imports": ", ".join(each.imported),
         "axioms": ", ".join(each.axioms),
     }
-    return [*lines, *(f"  {name:8}{value}" for name, value in told.items() if value)]
+    head = f"{each.kind} {each.name}{universes} : {each.statement or '?'}"
+    return [head, *(f"  {name:8}{value}" for name, value in told.items() if value)]

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import click
 
-from leanq.fleet.history import Measure, history, measures, noted
+from leanq.fleet.history import history, measures, noted
 from leanq.fleet.shown import counted, duration, table
 from leanq.queue.settings import Settings
 
@@ -72,19 +72,17 @@ def write_history(settings: Settings, since_s: float, out: str) -> None:
     """
     from leanq.campaigns.dataset.parquet import pyarrow
     from leanq.campaigns.files import replacing
+    from leanq.campaigns.tables import write_table
 
-    arrow, parquet = pyarrow(out)
+    arrow, _ = pyarrow(out)
     schema = arrow.schema(
         {
-            "start_s": arrow.timestamp("s", "UTC"),
+            "start": arrow.timestamp("s", "UTC"),
             **dict.fromkeys(("environment", "what", "part"), arrow.string()),
             "value": arrow.float64(),
         }
     )
     found = measures(asyncio.run(noted(settings, since_s)))
-    by_column = zip(*found, strict=True) if found else [()] * len(Measure._fields)
-    table = arrow.table(dict(zip(Measure._fields, map(list, by_column), strict=True)), schema)
-    table = table.rename_columns(["start", *Measure._fields[1:]])
     with replacing(out) as stream:
-        parquet.write_table(table, stream, compression="zstd")
+        write_table(stream, (dict(zip(schema.names, row, strict=True)) for row in found), schema)
     click.echo(f"{out}: {len(found):,} rows of {duration(since_s)}")

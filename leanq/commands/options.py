@@ -176,6 +176,10 @@ env = click.option(
     help="The environment, or an alias: the Lean version and libraries to check with.",
 )
 
+lean_program = click.option(
+    "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
+)
+
 repl = click.option(
     "--repl",
     metavar="COMMAND",

@@ -11,7 +11,7 @@ import click
 
 from leanq.commands.common import EXIT_OK, exit_code
 from leanq.errors import LeanQError, QueueError
-from leanq.fleet.shown import columns, plural, printable
+from leanq.fleet.shown import plural, printable, table
 from leanq.queue.requests import Profile, Reply, Verdict
 
 _COLOURS = {
@@ -104,14 +104,17 @@ def _profile_lines(file: str, reply: Reply, profile: Profile) -> Iterator[str]:
             yield from hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
     if profile.unfinished:
         yield f"  stopped; the first of which Lean told nothing: {printable(profile.unfinished)}"
-    cells = []
-    for row in rows[:_MOST_ROWS]:
-        most = f"{row.parts[0][1]:,.1f} {printable(row.parts[0][0])}" if row.parts else ""
-        share = f"{row.ms / (total_ms or 1):.0%}"
-        cells.append((f"{row.ms:,.1f}", share, str(row.line), printable(row.name)[:_WIDTH], most))
-    if cells:
-        titles = ("MS", "SHARE", "LINE", "DECLARATION", "MOST OF IT")
-        yield from columns(titles, cells, left=titles[-2:])
+    shown = [
+        {
+            "MS": f"{row.ms:,.1f}",
+            "SHARE": f"{row.ms / (total_ms or 1):.0%}",
+            "LINE": str(row.line),
+            "DECLARATION": printable(row.name)[:_WIDTH],
+            "MOST OF IT": "".join(f"{ms:,.1f} {printable(part)}" for part, ms in row.parts[:1]),
+        }
+        for row in rows[:_MOST_ROWS]
+    ]
+    yield from table(shown, left=("DECLARATION", "MOST OF IT"))
     if rest := rows[_MOST_ROWS:]:
         rest_ms = sum(row.ms for row in rest)
         yield f"{rest_ms:,.1f} ms in {plural(len(rest), 'other')} (--json)"

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -21,7 +21,7 @@ from leanq.fleet.prometheus import page_at
 from leanq.fleet.scaler.loop import Scaler
 from leanq.fleet.scaler.slurm import SlurmTarget
 from leanq.fleet.scaler.targets import LocalTarget, PrintTarget, Target
-from leanq.queue.settings import Settings, check_name
+from leanq.queue.settings import check_name
 from leanq.scale import Decision, ScaleSettings, Stats
 
 _options = options.combined(
@@ -170,22 +170,25 @@ def scale(
     # A decision that orders nothing does not concern others.
     who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
     queue = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
-    places: Mapping[str, Callable[[], Target]] = {
-        "k8s": lambda: _kubernetes(namespace, deployment, hpa=hpa, identity=who),
-        "slurm": lambda: SlurmTarget(script or "", job_name, list(sizes)),
-        "ray": lambda: _ray(settings, list(sizes), worker, slots=how["slots"]),
-        "local": lambda: LocalTarget(worker, os.environ | queue, as_json=as_json),
-        "print": PrintTarget,
-    }
-    place = places[target]()
-    made = Scaler(
-        settings,
-        place,
-        sizes,
-        every_s=every_s,
-        tell=tell,
-        who=who,
-    )
+    place: Target
+    try:
+        if target == "k8s":
+            from leanq.fleet.scaler.kubernetes import KubernetesTarget
+
+            place = KubernetesTarget(namespace, deployment, hpa=hpa, identity=who)
+        elif target == "ray":
+            from leanq.fleet.scaler.ray import RayTarget
+
+            place = RayTarget(settings, list(sizes), worker=worker, slots=how["slots"])
+        elif target == "slurm":
+            place = SlurmTarget(script or "", job_name, list(sizes))
+        elif target == "local":
+            place = LocalTarget(worker, os.environ | queue, as_json=as_json)
+        else:
+            place = PrintTarget()
+    except ImportError as error:
+        raise UsageError(f"--target {target} needs: {to_install(target)} ({error})") from None
+    made = Scaler(settings, place, sizes, every_s=every_s, tell=tell, who=who)
     with page_at(port, "scaler", made.samples, host=metrics_host):
         asyncio.run(until_signal(made.run()))
 
@@ -232,19 +235,3 @@ def _check_target(target: str, environments: Sequence[str]) -> None:
             f"{several} environments would size {pattern!r} in turns; put {{env}} into its name, "
             "as in leanq-worker-{env}, or run a 'leanq scale' for each"
         )
-
-
-def _kubernetes(namespace: str, deployment: str, *, hpa: str | None, identity: str) -> Target:
-    try:
-        from leanq.fleet.scaler.kubernetes import KubernetesTarget
-    except ImportError as error:
-        raise UsageError(f"--target k8s needs: {to_install('k8s')} ({error})") from None
-    return KubernetesTarget(namespace, deployment, hpa=hpa, identity=identity)
-
-
-def _ray(settings: Settings, environments: Sequence[str], worker: str, *, slots: int) -> Target:
-    try:
-        from leanq.fleet.scaler.ray import RayTarget
-    except ImportError as error:
-        raise UsageError(f"--target ray needs: {to_install('ray')} ({error})") from None
-    return RayTarget(settings, environments, worker=worker, slots=slots)

@@ -9,9 +9,8 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -26,9 +25,6 @@ from leanq.gateway.keys import KeyFile, make_keys
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import check_name
 from leanq.queue.up_file import UpFile
-
-if TYPE_CHECKING:
-    from leanq.gateway.campaigns import TenantCampaigns
 
 log = logging.getLogger("leanq.gateway")
 
@@ -172,9 +168,12 @@ def serve(
             if own:
                 log.info("no queue is named, so this gateway has one of its own, with a worker")
             with server.listen(host, port) as listener, contextlib.ExitStack() as running:
-                campaigns = running.enter_context(
-                    _tenant_campaigns(url or lean.settings.url, campaigns_folder)
-                )
+                campaigns = None
+                if campaigns_folder:
+                    from leanq.gateway.campaigns import TenantCampaigns
+
+                    found = running.enter_context(campaigns_at(url or lean.settings.url))
+                    campaigns = TenantCampaigns(found, campaigns_folder)
                 rq_url = os.environ.get("LEANQ_RQ_URL")
                 app = make_app(lean, access, [host, *hostnames], campaigns, rq_url=rq_url)
                 gateway = server.GatewayServer(app, listener, grace_s=grace_s)
@@ -237,17 +236,6 @@ def _log(as_json: bool) -> None:
         handler.addFilter(SparingFilter())
     for name in ("uvicorn", "asyncio"):
         logging.getLogger(name).handlers = handlers
-
-
-@contextlib.contextmanager
-def _tenant_campaigns(url: str, folder: Path | None) -> Iterator[TenantCampaigns | None]:
-    if folder is None:
-        yield None
-        return
-    from leanq.gateway.campaigns import TenantCampaigns
-
-    with campaigns_at(url) as campaigns:
-        yield TenantCampaigns(campaigns, folder)
 
 
 def _metrics_page(

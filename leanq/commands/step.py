@@ -32,8 +32,6 @@ def step(
     Exit code: as of submit; 1 also if goals are left.
     """
     text = read_source("-") if tactic == "-" else tactic
-    if not isinstance(text, str):
-        raise text
     asked: Check = options.in_environment(env, how)
     reply = ask(url, lambda client: client.step(state, text, **asked))
     if as_json:

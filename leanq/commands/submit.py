@@ -52,9 +52,6 @@ _WAIT_OF_SCRIPTS_S = 600.0
 # A shorter command needs no progress bar.
 _PROGRESS_AFTER_S = 2.0
 
-_Source = str | UsageError
-"""The Lean text of a file, or what is wrong with it."""
-
 Show = Callable[[Ended, bool], None]
 """Shows an end; the flag asks for one line, since others have said the same before."""
 
@@ -110,16 +107,21 @@ def run_files(
         UsageError: a folder cannot be read, or has no .lean files.
     """
     files = list(lean_files(paths))
+    shown_fields = fields if as_json else None
     # A pipe or a terminal can keep its reader waiting. Read it now, while no worker depends on this
     # process and Ctrl-C ends it at once.
-    early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
+    early: dict[str, str] = {}
     if refused := list(_refused(files, early)):
-        _show_refused(refused, len(files), fields if as_json else None)
+        for ended in refused:
+            _show(ended, shown_fields)
+        if not as_json and len(files) > len(refused):
+            text = f"{len(refused):,} of {plural(len(files), 'file')} cannot be checked"
+            click.echo(f"leanq: nothing was sent: {text}", err=True)
         return EXIT_USAGE
     batch = _Batch(files, early, how, ask)
     started_s = time.monotonic()
     try:
-        interruptible(batch.run(url, embedded, wait_s, as_json, fields))
+        interruptible(batch.run(url, embedded, wait_s, shown_fields))
     except Stopped as stopped:
         click.echo(f"leanq: {stopped}: {batch.left()}", err=True)
         raise
@@ -127,33 +129,23 @@ def run_files(
         for text in batch.summary.failures():
             click.echo(f"leanq: {text}", err=True)
         click.echo(batch.summary.line(time.monotonic() - started_s), err=True)
-    warning = batch.summary.warning(how["env"])
-    if warning:
+    if warning := batch.summary.warning(how["env"]):
         click.echo(f"leanq: {warning}", err=True)
     return worst(batch.summary.codes)
 
 
-def _refused(files: Iterable[str], early: Mapping[str, _Source]) -> Iterator[Ended]:
-    """Yields the files that no worker could check. Each file is read once more when it is sent."""
+def _refused(files: Iterable[str], early: dict[str, str]) -> Iterator[Ended]:
+    """Yields the files that no worker could check. Each is read once more when it is sent, but for
+    a pipe or a terminal, whose text goes into ``early``."""
     for file in files:
-        source = early[file] if file in early else read_source(file)
         try:
-            if isinstance(source, UsageError):
-                raise source
-            Request("check", code=source)
+            text = early.get(file) or read_source(file)
+            Request("check", code=text)
         except UsageError as error:
             yield Ended(file, error=error)
-
-
-def _show_refused(refused: Sequence[Ended], total: int, fields: Sequence[str] | None) -> None:
-    for ended in refused:
-        if fields:
-            print(json.dumps(_record(ended, fields)))
         else:
-            _print(ended)
-    if not fields and total > len(refused):
-        text = f"nothing was sent: {len(refused):,} of {plural(total, 'file')} cannot be checked"
-        click.echo(f"leanq: {text}", err=True)
+            if file == "-" or not isfile(file):
+                early[file] = text
 
 
 def lean_files(paths: Sequence[str]) -> Iterator[str]:
@@ -192,31 +184,25 @@ class _Batch:
     """The files of one call, on their way through the queue."""
 
     def __init__(
-        self, files: Sequence[str], early: Mapping[str, _Source], how: Check, ask: Ask
+        self, files: Sequence[str], early: Mapping[str, str], how: Check, ask: Ask
     ) -> None:
         self.summary = Summary()
         self._files = files
         self._early = early
         self._how = how
         self._ask = ask
-        self._begun = 0
         self._sent = 0
         self._answered = 0
 
     def left(self) -> str:
         """Returns how far the call was when it was stopped."""
-        withdrawn, unsent = self._sent - self._answered, len(self._files) - self._begun
+        withdrawn, unsent = self._sent - self._answered, len(self._files) - self._sent
         text = f"{self._answered:,} of {plural(len(self._files), 'file')} ended"
         text += f", {plural(withdrawn, 'request')} withdrawn"
         return text + (f", {unsent:,} not sent" if unsent else "")
 
     async def run(
-        self,
-        url: str | None,
-        embedded: bool,
-        wait_s: float | None,
-        as_json: bool,
-        fields: Sequence[str],
+        self, url: str | None, embedded: bool, wait_s: float | None, fields: Sequence[str] | None
     ) -> None:
         if wait_s is None and not sys.stderr.isatty():
             wait_s = _WAIT_OF_SCRIPTS_S
@@ -226,13 +212,14 @@ class _Batch:
         ):
             # A wrong option is named once, before anything is sent.
             RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
+            # The call's own worker ends the call if it cannot serve.
+            within_s = None if worker else wait_s
             silence = asyncio.create_task(
-                # The call's own worker ends the call if it cannot serve.
-                explain_silence(client.clusters, self._how, self._ended, None if worker else wait_s)
+                explain_silence(client.clusters, self._how, lambda: self._answered, within_s)
             )
             left = Counter(self._files)
             try:
-                async with _shown(len(self._files), as_json, fields) as show:
+                async with _shown(len(self._files), fields) as show:
                     checks = (self._check(client, file) for file in self._files)
                     try:
                         async for ended in ends(checks, {silence, *worker}):
@@ -248,16 +235,10 @@ class _Batch:
                 silence.cancel()
                 await asyncio.gather(silence, return_exceptions=True)
 
-    def _ended(self) -> int:
-        return self._answered
-
     async def _check(self, client: AsyncLeanQClient, file: str) -> Ended:
-        self._begun += 1
-        source = self._early[file] if file in self._early else read_source(file)
-        if isinstance(source, UsageError):
-            return Ended(file, error=source)
         self._sent += 1
         try:
+            source = self._early.get(file) or read_source(file)
             ended = Ended(file, reply=await self._ask(client, source))
         except LeanQError as error:
             ended = Ended(file, error=error)
@@ -329,45 +310,48 @@ async def ends(
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-def read_source(file: str) -> _Source:
-    """Returns the Lean text in ``file`` (``-``: standard input), or what is wrong with it."""
+def read_source(file: str) -> str:
+    """Returns the Lean text in ``file`` (``-``: standard input); raises UsageError."""
     if file == "-" and sys.stdin is None:
         # Otherwise the first file to be opened would be read in its place.
-        return InvalidRequestError("standard input is closed")
+        raise InvalidRequestError("standard input is closed")
     try:
         with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
             data = stream.read(MAX_REQUEST_BYTES + 1)
     except OSError as error:
-        return InvalidRequestError(error.strerror or str(error))
+        raise InvalidRequestError(error.strerror or str(error)) from None
     if len(data) > MAX_REQUEST_BYTES:
-        return TooLargeError(f"is larger than the {MAX_REQUEST_BYTES >> 20} MB that are taken")
+        raise TooLargeError(f"is larger than the {MAX_REQUEST_BYTES >> 20} MB that are taken")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         text = f"is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
-        return InvalidRequestError(text)
+        raise InvalidRequestError(text) from None
+
+
+def read_named(file: str) -> str:
+    """Returns the Lean text in ``file``; raises UsageError, which names the file."""
+    try:
+        return read_source(file)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
 
 
 @contextlib.asynccontextmanager
-async def _shown(total: int, as_json: bool, fields: Sequence[str]) -> AsyncIterator[Show]:
-    """Yields a function that shows one end: as a JSON line, or as plain lines above a progress
-    bar."""
-    if as_json:
-        yield lambda ended, _: print(json.dumps(_record(ended, fields)), flush=True)
-        return
-    if not (sys.stdout.isatty() or sys.stderr.isatty()):
-        yield lambda ended, brief: _print(ended, brief=brief)
+async def _shown(total: int, fields: Sequence[str] | None) -> AsyncIterator[Show]:
+    """Yields a function that shows one end: as a JSON line of the ``fields``, or as plain lines
+    above a progress bar."""
+    if fields or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        yield lambda ended, brief: _show(ended, fields, brief=brief)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Lines are not wrapped, since people copy them. The bar leaves redirected output alone.
-    console = Console(soft_wrap=True, stderr=not sys.stdout.isatty())
     bar = Progress(
-        *columns,
+        *("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
         transient=True,
-        console=console,
+        # Lines are not wrapped, since people copy them. The bar leaves redirected output alone.
+        console=Console(soft_wrap=True, stderr=not sys.stdout.isatty()),
         redirect_stdout=sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
     )
@@ -378,7 +362,7 @@ async def _shown(total: int, as_json: bool, fields: Sequence[str]) -> AsyncItera
         bar.start()
 
     def show(ended: Ended, brief: bool) -> None:
-        _print(ended, brief=brief)
+        _show(ended, fields, brief=brief)
         bar.advance(task)
 
     beginning = asyncio.create_task(begin())
@@ -389,17 +373,14 @@ async def _shown(total: int, as_json: bool, fields: Sequence[str]) -> AsyncItera
         bar.stop()
 
 
-def _print(ended: Ended, *, brief: bool = False) -> None:
+def _show(ended: Ended, fields: Sequence[str] | None, *, brief: bool = False) -> None:
     # click's own choice of the stream would write across the progress bar.
-    if ended.reply is None:
-        # The summary tells trouble with the queue once for all files.
-        if not isinstance(ended.error, QueueError):
-            click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
-    else:
+    if fields:
+        failed = {"verdict": None, "error": str(ended.error)}
+        shown = reply_to_json(ended.reply, fields) if ended.reply else failed
+        print(json.dumps({"file": ended.file, **shown}), flush=True)
+    elif ended.reply:
         click.echo("\n".join(lines_of(ended.file, ended.reply, brief=brief)), file=sys.stdout)
-
-
-def _record(ended: Ended, fields: Sequence[str]) -> dict[str, Any]:
-    if ended.reply is None:
-        return {"file": ended.file, "verdict": None, "error": str(ended.error)}
-    return {"file": ended.file, **reply_to_json(ended.reply, fields)}
+    elif not isinstance(ended.error, QueueError):
+        # The summary tells trouble with the queue once for all files.
+        click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)

@@ -9,7 +9,7 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.submit import read_source, run_files
+from leanq.commands.submit import read_named, run_files
 from leanq.errors import UsageError
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import VERIFIED, Reply
@@ -66,9 +66,7 @@ def verify(
         raise UsageError("name either a target with --target, or theorems with --theorem")
     if target == "-" and "-" in candidates:
         raise UsageError("the target and a candidate cannot both be standard input")
-    text = None if target is None else read_source(target)
-    if isinstance(text, UsageError):
-        raise UsageError(f"{target}: {text}")
+    text = None if target is None else read_named(target)
     if text is not None and not text.strip():
         raise UsageError(f"{target}: the target is empty")
 

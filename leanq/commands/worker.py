@@ -60,9 +60,7 @@ worker_options = options.combined(
         help="The program for requests: Lean, Lean's REPL, or an echo for tests of the queue.",
     ),
     environments,
-    click.option(
-        "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
-    ),
+    options.lean_program,
     options.repl,
     click.option(
         "--require-walls",

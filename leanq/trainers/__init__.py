@@ -4,15 +4,20 @@
 - ``search`` searches for proofs over states, in the order of one of the ``strategies``;
 - ``verifiers_taskset``, ``openenv_server`` and ``reward_server`` (HTTP) offer rewards and steps in
   the form of these trainers; ``feedback`` tells a model what Lean said;
-- ``replay`` is a memory in Redis for learners. ``replay_entry`` defines its entries,
-  ``replay_bounds`` its size; rewards and campaigns write to it through ``replay_writer``;
+- ``replay`` is a memory in Redis for learners. ``replay_entry`` defines its entries
+  and its size; rewards and campaigns write to it through ``replay_writer``;
 - ``mcp_server`` has tools for agents, behind ``leanq mcp``;
 - ``testing`` has clients without a fleet, and a queue as a fixture.
 """
 
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds, ReplayStats
-from leanq.trainers.replay_entry import ReplayBatch, ReplayEntry, ReplayValue
+from leanq.trainers.replay_entry import (
+    ReplayBatch,
+    ReplayBounds,
+    ReplayEntry,
+    ReplayStats,
+    ReplayValue,
+)
 from leanq.trainers.replay_writer import ReplayWriter
 from leanq.trainers.rewards import (
     LeanReward,

@@ -48,10 +48,11 @@ from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.shard import backoff_s
 from leanq.queue.up_file import find_queue
-from leanq.trainers.replay_bounds import ReplayBounds, ReplayStats
 from leanq.trainers.replay_entry import (
     ReplayBatch,
+    ReplayBounds,
     ReplayEntry,
+    ReplayStats,
     ReplayValue,
     pack_entry,
     pack_value,

@@ -1,4 +1,4 @@
-"""The entries of a replay memory, as msgpack, and the batches that a learner reads."""
+"""The data of a replay memory: entries as msgpack, batches of them, bounds and statistics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from leanq.errors import InvalidRequestError, TooLargeError, UsageError, WireError, to_install
+from leanq.producer import arguments
 from leanq.queue.requests import Reason, Reply, Verdict
 
 VERSION = 1
@@ -22,6 +23,7 @@ MAX_ENTRY_BYTES = 1 << 20
 MAX_VALUE_BYTES = 64 << 10
 """The largest packed value beside a memory, in bytes."""
 
+MOST_ENTRIES = 100_000_000
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidRequestError)
 
@@ -90,6 +92,18 @@ _entries = msgspec.msgpack.Decoder(ReplayEntry)
 _values = msgspec.msgpack.Decoder(dict[str, Any])
 
 
+def _packed(value: object, decoder: msgspec.msgpack.Decoder[Any], most: int, what: str) -> bytes:
+    try:
+        data = _encode(value)
+        decoder.decode(data)
+    except (*_UNREADABLE, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(f"not {what}: {error}") from None
+    if len(data) > most:
+        size = len(data)
+        raise TooLargeError(f"{what} has {size} bytes, more than the {most} that are allowed")
+    return data
+
+
 def pack_entry(entry: ReplayEntry) -> bytes:
     """Returns the entry's bytes, which any learner can read.
 
@@ -97,16 +111,7 @@ def pack_entry(entry: ReplayEntry) -> bytes:
         TooLargeError: more than ``MAX_ENTRY_BYTES``.
         InvalidRequestError: a field of another type, or text that is not Unicode.
     """
-    try:
-        data = _encode(entry)
-        _entries.decode(data)
-    except (*_UNREADABLE, TypeError, UnicodeEncodeError) as error:
-        raise InvalidRequestError(f"not an entry of a replay memory: {error}") from None
-    if len(data) > MAX_ENTRY_BYTES:
-        raise TooLargeError(
-            f"the entry has {len(data)} bytes, more than the {MAX_ENTRY_BYTES} that are allowed"
-        )
-    return data
+    return _packed(entry, _entries, MAX_ENTRY_BYTES, "an entry of a replay memory")
 
 
 def unpack_entry(data: bytes) -> ReplayEntry:
@@ -144,16 +149,7 @@ def pack_value(fields: Mapping[str, Any]) -> bytes:
         TooLargeError: more than ``MAX_VALUE_BYTES``.
         InvalidRequestError: it holds other types, or its keys are not texts.
     """
-    try:
-        data = _encode(dict(fields))
-        _values.decode(data)
-    except (*_UNREADABLE, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequestError(f"not a value to be published: {error}") from None
-    if len(data) > MAX_VALUE_BYTES:
-        raise TooLargeError(
-            f"the value has {len(data)} bytes, more than the {MAX_VALUE_BYTES} that are allowed"
-        )
-    return data
+    return _packed(dict(fields), _values, MAX_VALUE_BYTES, "a value to be published")
 
 
 def unpack_value(version: int, data: bytes) -> ReplayValue:
@@ -235,3 +231,58 @@ def read_batch(rows: Sequence[tuple[int, bytes]], offset: int = 0, missed: int =
             continue
         numbers.append(number)
     return ReplayBatch(entries, numbers, offset, missed, len(rows) - len(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayBounds:
+    """How much a memory keeps, and which entries samples are drawn from.
+
+    Attributes:
+        entries: the most entries; the oldest leave first.
+        max_mb: the most MiB that packed entries take.
+        reservoir: whether samples are drawn from all entries ever written, instead of the latest.
+            Then as many entries again are kept beside the list, and each entry is among them with
+            the same probability.
+        weighted: whether samples can be drawn by the entries' weights; takes some 150 bytes for
+            each entry.
+    """
+
+    entries: int = 100_000
+    max_mb: int = 256
+    reservoir: bool = False
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("entries", self.entries, MOST_ENTRIES),
+            ("max_mb", self.max_mb, 1 << 20),
+        ):
+            if not 1 <= arguments.whole_number(name, value) <= most:
+                raise InvalidRequestError(f"{name} must lie between 1 and {most}, got {value}")
+        arguments.flag("reservoir", self.reservoir)
+        arguments.flag("weighted", self.weighted)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStats:
+    """Statistics of a memory.
+
+    Attributes:
+        entries: how many entries the list has.
+        size_bytes: their packed size.
+        sampled: how many entries samples are drawn from.
+        first, last: the numbers of the oldest and the latest entry; in an empty list ``last`` is
+            one less than ``first``.
+        written: how many were ever written.
+        evicted: how many have left the list.
+        dropped: how many were not written, or had to leave, because the server was short of memory.
+    """
+
+    entries: int
+    size_bytes: int
+    sampled: int
+    first: int
+    last: int
+    written: int
+    evicted: int
+    dropped: int

@@ -14,8 +14,7 @@ from leanq.producer.future_client import LoopThread
 from leanq.queue.requests import Reply, reward
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds
-from leanq.trainers.replay_entry import ReplayEntry
+from leanq.trainers.replay_entry import ReplayBounds, ReplayEntry
 
 # The process keeps replies for so long while the server is away, and then drops them.
 _TIMEOUT_S = 10.0

@@ -173,13 +173,13 @@ class LeanReward:
         for statement in statements:
             if not isinstance(statement, str):
                 raise UsageError(f"a statement must be a text, got {type(statement).__name__}")
-        may_send = asyncio.Semaphore(self._outstanding)
-        answered = asyncio.Event()
+        may_send, now_s = asyncio.Semaphore(self._outstanding), asyncio.get_running_loop().time
 
         async def one(statement: str, completion: Completion, tags: Mapping[str, str]) -> Score:
             async with may_send:
                 score = await self._score(statement, _written(completion))
-            answered.set()
+            if not stall.expired():
+                stall.reschedule(now_s() + self._stall_s)
             if self._memory and score.reply:
                 self._memory.add(
                     score.reply,
@@ -190,22 +190,21 @@ class LeanReward:
             return score
 
         tagged = [{}] * len(completions) if tags is None else tags
-        tasks = [
-            asyncio.create_task(one(*each))
-            for each in zip(statements, completions, tagged, strict=True)
-        ]
-        watch = asyncio.create_task(self._watch(answered))
-        scores = asyncio.gather(*tasks)
         try:
-            ends: set[asyncio.Future[Any]] = {scores, watch}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                watch.result()
-            return await scores
-        finally:
-            for task in (*tasks, watch):
-                task.cancel()
-            await asyncio.gather(scores, *tasks, watch, return_exceptions=True)
+            async with asyncio.timeout(self._stall_s) as stall, asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(*each))
+                    for each in zip(statements, completions, tagged, strict=True)
+                ]
+        except TimeoutError:
+            raise StalledError(
+                f"no candidate was verified within {self._stall_s:g} seconds; are there workers, "
+                "and is the environment paused? (leanq status)"
+            ) from None
+        except BaseExceptionGroup as errors:
+            # The first error; the others are mostly the same.
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def with_goals(self, reply: Reply, candidate: str) -> Reply:
         """Returns an ``incomplete`` reply of a verification with the goals of the candidate's
@@ -270,18 +269,6 @@ class LeanReward:
         if self._lean is None:
             self._lean = LeanQClient()
         return self._lean
-
-    async def _watch(self, answered: asyncio.Event) -> None:
-        while True:
-            answered.clear()
-            try:
-                async with asyncio.timeout(self._stall_s):
-                    await answered.wait()
-            except TimeoutError:
-                raise StalledError(
-                    f"no candidate was verified within {self._stall_s:g} seconds; are there "
-                    "workers, and is the environment paused? (leanq status)"
-                ) from None
 
 
 def lean_text(statement: str, completion: str) -> str:

@@ -11,7 +11,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
@@ -52,11 +52,14 @@ class SearchNode(Struct):
         return self.logprob if self.value is None else self.value
 
 
-class Strategy(Protocol):
+class Strategy:
     """Chooses the order of a search. One object serves one search."""
 
     def start(self, nodes: Sequence[SearchNode]) -> None:
         """Starts or resumes a search with these nodes; the list grows with the search."""
+        for number, node in enumerate(nodes):
+            if node.status == "open":
+                self.added(number)
 
     def added(self, number: int) -> None:
         """Takes in a new node."""
@@ -64,12 +67,13 @@ class Strategy(Protocol):
     def take(self, most: int) -> list[int]:
         """Returns the numbers of open nodes to expand now; none while it waits for an expansion, or
         if nothing is left."""
+        raise NotImplementedError
 
     def expanded(self, number: int, children: Sequence[int]) -> None:
         """Takes in that a node was expanded into these new ones."""
 
 
-class BestFirst:
+class BestFirst(Strategy):
     """Takes the open node with the highest score first.
 
     Args:
@@ -84,9 +88,7 @@ class BestFirst:
 
     def start(self, nodes: Sequence[SearchNode]) -> None:
         self._nodes, self._heap = nodes, []
-        for number, node in enumerate(nodes):
-            if node.status == "open":
-                self.added(number)
+        super().start(nodes)
 
     def added(self, number: int) -> None:
         node = self._nodes[number]
@@ -98,11 +100,8 @@ class BestFirst:
     def take(self, most: int) -> list[int]:
         return [heapq.heappop(self._heap)[1] for _ in range(min(most, len(self._heap)))]
 
-    def expanded(self, number: int, children: Sequence[int]) -> None:
-        pass
 
-
-class Beam:
+class Beam(Strategy):
     """Takes the ``width`` best nodes of each level, and drops all others."""
 
     def __init__(self, width: int = 16) -> None:
@@ -115,9 +114,7 @@ class Beam:
     def start(self, nodes: Sequence[SearchNode]) -> None:
         self._nodes, self._chosen, self._under_way = nodes, [], 0
         self._levels.clear()
-        for number, node in enumerate(nodes):
-            if node.status == "open":
-                self.added(number)
+        super().start(nodes)
 
     def added(self, number: int) -> None:
         self._levels[self._nodes[number].depth].append(number)
@@ -137,7 +134,7 @@ class Beam:
         self._under_way -= 1
 
 
-class MonteCarlo:
+class MonteCarlo(Strategy):
     """Monte Carlo tree search with the policy's probabilities as priors (PUCT).
 
     From the root down, it takes the child with the highest sum of two terms. One is the mean value.
@@ -161,10 +158,8 @@ class MonteCarlo:
 
     def start(self, nodes: Sequence[SearchNode]) -> None:
         self._nodes = nodes
-        self._children.clear()
-        self._priors.clear()
-        self._pending.clear()
-        self._closed.clear()
+        for kept in (self._children, self._priors, self._pending, self._closed):
+            kept.clear()
         for number, node in enumerate(nodes):
             if node.parent is not None:
                 self._children[node.parent].append(number)
@@ -172,10 +167,6 @@ class MonteCarlo:
             self._set_priors(children)
         for number in reversed(range(len(nodes))):
             self._close_if_done(number)
-
-    def added(self, number: int) -> None:
-        # `expanded` of its parent brings it.
-        pass
 
     def take(self, most: int) -> list[int]:
         taken: list[int] = []
@@ -218,18 +209,11 @@ class MonteCarlo:
             self._closed.add(number)
 
     def _set_priors(self, children: Sequence[int]) -> None:
-        if not children:
-            return
-        logprobs = [self._last_logprob(child) for child in children]
-        most = max(logprobs)
-        weights = [math.exp(each - most) for each in logprobs]
+        # Of siblings, so the logarithms of their paths differ as those of their tactics do.
+        logprobs = [self._nodes[child].logprob for child in children]
+        weights = [math.exp(each - max(logprobs)) for each in logprobs]
         for child, weight in zip(children, weights, strict=True):
             self._priors[child] = weight / sum(weights)
-
-    def _last_logprob(self, number: int) -> float:
-        node = self._nodes[number]
-        assert node.parent is not None
-        return node.logprob - self._nodes[node.parent].logprob
 
     def _rank(self, number: int) -> float:
         node = self._nodes[number]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import shlex
 import struct
@@ -242,13 +241,11 @@ def test_another_lean_is_prepared_and_examined(terminal: Terminal, tmp_path: Pat
     done = terminal.run("env", "prepare", "--lean", lean)
     assert done.code == 0, done.out
     assert done.out.endswith(": prepared, with images of 2 modules and 1248 constants\n")
-    report = tmp_path / "report.json"
-    done = terminal.run("doctor", "--json", "--lean", lean, "--report", str(report))
+    done = terminal.run("doctor", "--json", "--lean", lean)
     assert done.code == 0, done.out
     judge = by_name(done.lines)["judge"]["text"]
     assert "Lean 4.28.0 compiles, the kernel of Lean 4.35.0 judges" in judge
     assert "images of 2 modules and 1248 constants, from files of Lean 4.35.0 (layout 2)" in judge
-    assert json.loads(report.read_text())["findings"] == done.lines
 
 
 # leanq env

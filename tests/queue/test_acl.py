@@ -40,8 +40,7 @@ from leanq.queue.shard import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds
-from leanq.trainers.replay_entry import ReplayEntry
+from leanq.trainers.replay_entry import ReplayBounds, ReplayEntry
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds
-from leanq.trainers.replay_entry import ReplayBatch, ReplayEntry
+from leanq.trainers.replay_entry import ReplayBatch, ReplayBounds, ReplayEntry
 
 
 @contextlib.asynccontextmanager

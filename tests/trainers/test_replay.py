@@ -28,8 +28,7 @@ from leanq.errors import (
 )
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds
-from leanq.trainers.replay_entry import ReplayEntry, ReplayValue, pack_entry
+from leanq.trainers.replay_entry import ReplayBounds, ReplayEntry, ReplayValue, pack_entry
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from leanq.fleet.stats import fleet_stats
 from leanq.queue.results import Became, MemoryRow
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds
-from leanq.trainers.replay_entry import ReplayEntry, pack_entry
+from leanq.trainers.replay_entry import ReplayBounds, ReplayEntry, pack_entry
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "}{", "m\n", "a b", "\0", "é", "x" * 65, "m:about"])

@@ -28,8 +28,7 @@ from support.replays import open_memory
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
-from leanq.trainers.replay_bounds import ReplayBounds
-from leanq.trainers.replay_entry import ReplayBatch, ReplayEntry, pack_entry
+from leanq.trainers.replay_entry import ReplayBatch, ReplayBounds, ReplayEntry, pack_entry
 
 _T = TypeVar("_T")
 

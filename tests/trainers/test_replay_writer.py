@@ -16,7 +16,7 @@ from leanq.errors import UsageError
 from leanq.queue.requests import Reply, Verdict
 from leanq.queue.settings import Settings
 from leanq.trainers import replay_writer
-from leanq.trainers.replay_bounds import ReplayBounds
+from leanq.trainers.replay_entry import ReplayBounds
 from leanq.trainers.replay_writer import ReplayWriter
 from leanq.trainers.rewards import LeanReward
 
