@@ -82,7 +82,7 @@ def extract(
     def request(text: str) -> Request:
         return Request(op="check", code=text, timeout_s=timeout_s)
 
-    async def declared(text: str) -> list[Declaration]:
+    async def declared(text: str) -> Sequence[Declaration]:
         return await declarations_of(driver.opened.lean, request(text))
 
     async def extracted() -> str | Sequence[Declaration]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections import deque
+from datetime import timedelta
 from typing import Any, Self
 
 import click
@@ -13,9 +13,8 @@ import click
 from leanq.campaigns.coordinator import Command, Progress, Resumed
 from leanq.fleet.shown import counted
 
-# The time between two plain lines, and the time over which rates are taken.
+# The time between two plain lines.
 _LINE_S = 10.0
-_RATE_S = 60.0
 _BAD_ROWS_SHOWN = 100
 
 
@@ -35,8 +34,8 @@ class Shown(contextlib.ExitStack):
         self._bad = 0
         self._bar: Any = None
         self._printed_s = time.monotonic()
-        # (time in s, rows)
-        self._seen: deque[tuple[float, int]] = deque()
+        # Of the first progress, for the rate: the time, and the rows.
+        self._first: tuple[float, int] | None = None
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -59,17 +58,15 @@ class Shown(contextlib.ExitStack):
     async def update(self, progress: Progress) -> Command:
         self.last = progress
         now_s = time.monotonic()
-        self._seen.append((now_s, progress.rows))
-        while self._seen[0][0] < now_s - _RATE_S:
-            self._seen.popleft()
+        self._first = self._first or (now_s, progress.rows)
         if self._bar:
-            text = self._text(progress)
+            text = self._text(progress, now_s)
             self._bar.update(
                 self._task, total=progress.total, completed=progress.rows, description=text
             )
         elif not self._quiet and now_s - self._printed_s >= _LINE_S:
             self._printed_s = now_s
-            _print(self._text(progress))
+            _print(self._text(progress, now_s))
         return "run"
 
     def bad_row(self, line: int, error: str) -> None:
@@ -88,21 +85,16 @@ class Shown(contextlib.ExitStack):
         of = "" if self.last.total is None else f" of {self.last.total:,}"
         return f"{self.last.rows:,}{of} rows"
 
-    def _text(self, progress: Progress) -> str:
-        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        rate = (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+    def _text(self, progress: Progress, now_s: float) -> str:
+        first_s, first = self._first or (now_s, 0)
+        rate = (progress.rows - first) / (now_s - first_s) if now_s > first_s else 0.0
         parts = [self.rows, f"{rate:,.1f}/s"]
         if progress.total is not None and rate:
-            parts.append(f"{_clock((progress.total - progress.rows) / rate)} left")
+            left_s = round((progress.total - progress.rows) / rate)
+            parts.append(f"{timedelta(seconds=left_s)} left")
         return "; ".join([*parts, counted(progress.counts) or "nothing"])
 
 
 def _print(text: str) -> None:
     # click's own choice of the stream would write across the progress bar.
     click.echo(f"leanq: {text}", file=sys.stderr)
-
-
-def _clock(seconds: float) -> str:
-    minutes, s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{s:02}" if hours else f"{minutes}:{s:02}"

@@ -58,7 +58,11 @@ async def explain_silence(
                 if alone and wait_s is not None:
                     left_s = alone_since_s + wait_s - time.monotonic()
                     if left_s <= 0:
-                        raise NoWorkerError(_given_up(queues, how["env"], wait_s))
+                        where = ", ".join(without_password(each.url) for each in clusters)
+                        raise NoWorkerError(
+                            f"no worker for the environment {how['env']!r} came to {where} within "
+                            f"{wait_s:g} s (--wait); start one with 'leanq worker', or check --env"
+                        )
                     every_s = min(every_s, left_s)
                 if alone:
                     continue
@@ -101,11 +105,3 @@ async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], boo
         return held, False
     text = f"no worker for the environment {env!r} is alive; the requests wait for one"
     return {f"{text} (leanq worker)"}, True
-
-
-def _given_up(queues: Sequence[ClientQueue], env: str, wait_s: float) -> str:
-    where = ", ".join(without_password(queue.shard.settings.url) for queue in queues)
-    return (
-        f"no worker for the environment {env!r} came to {where} within {wait_s:g} s (--wait); "
-        "start one with 'leanq worker', or check --env"
-    )

@@ -35,8 +35,6 @@ from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import Settings, check_name
 from leanq.worker import Worker
 
-_SECOND_SIGNAL_GRACE_S = 0.0
-
 environments = click.option(
     "--env",
     "environments",
@@ -225,19 +223,14 @@ def make_worker(
     for name, path in named_environments(environments).items():
         opener = partial(open_environment, name, path, lean=lean)
         if repl:
-            rules = recycling(settings)
+            memory_bytes = settings.repl_memory_mb << 20
+            rules = Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
             drivers.append(
                 ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
             )
         else:
             drivers.append(LeanDriver(opener, forks=forks, **made_of))
     return made(drivers)
-
-
-def recycling(settings: Settings) -> Recycling:
-    """Returns when to replace a process of the REPL."""
-    memory_bytes = settings.repl_memory_mb << 20
-    return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
 
 
 def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
@@ -276,8 +269,7 @@ def _server_folder(settings: Settings) -> list[Path]:
 
 def project_here() -> Path | None:
     """Returns the Lake project around the current folder, if there is one."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
             return folder
     return None
@@ -300,16 +292,17 @@ def metrics_page(
 
 async def run_until_stopped(worker: Worker) -> None:
     """Runs the worker; SIGTERM and SIGINT drain it, and a second one does not wait."""
-    signals = 0
-
-    def stop() -> None:
-        nonlocal signals
-        signals += 1
-        worker.stop(None if signals == 1 else _SECOND_SIGNAL_GRACE_S)
-
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+
+    def stop(grace_s: float | None) -> None:
+        worker.stop(grace_s)
+        handle(0.0)
+
+    def handle(grace_s: float | None) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, grace_s)
+
+    handle(None)
     # All imports stay. To walk through them takes 6 ms, in which nothing is answered.
     gc.collect()
     gc.freeze()

@@ -16,8 +16,8 @@ from pydantic import Field
 from leanq import __version__
 from leanq.errors import LeanQError
 from leanq.producer.request_builder import Check
-from leanq.queue.requests import CHECKED, STEPPED, VERIFIED, Reply, reply_to_json
-from leanq.trainers.search import ProofSearch, Prover, SearchResult, reply_of
+from leanq.queue.requests import CHECKED, STEPPED, VERIFIED, reply_to_json
+from leanq.trainers.search import Pending, ProofSearch, Prover, SearchResult, reply_of
 
 _T = TypeVar("_T")
 
@@ -47,7 +47,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
     async def check(code: Code) -> dict[str, Any]:
         """Check a text: its verdict, messages, theorems, axioms, and each sorry's goal and
         state."""
-        return _shown(await _said(lambda: reply_of(lean.check(code, **how))), CHECKED)
+        return await _shown(lambda: lean.check(code, **how), CHECKED)
 
     @server.tool()
     async def verify(
@@ -57,8 +57,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
         candidate: Annotated[str, Field(description="Lean 4 text that proves exactly that.")],
     ) -> dict[str, Any]:
         """Verify that a candidate proves a target's theorems, as they are stated there."""
-        reply = await _said(lambda: reply_of(lean.verify(target, candidate, **how)))
-        return _shown(reply, VERIFIED)
+        return await _shown(lambda: lean.verify(target, candidate, **how), VERIFIED)
 
     @server.tool()
     async def step(
@@ -67,7 +66,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
     ) -> dict[str, Any]:
         """Try a tactic on a state: the next state with its goals, or `accepted` with none left. A
         state stays, so any number of tactics can be tried on it."""
-        return _shown(await _said(lambda: reply_of(lean.step(state, tactic, **how))), STEPPED)
+        return await _shown(lambda: lean.step(state, tactic, **how), STEPPED)
 
     @server.tool()
     async def search(
@@ -90,19 +89,15 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
 
         made, result = await _said(run)
         left = sorted(made.nodes, key=lambda node: sum(map(len, node.goals)))[:5]
-        return _cut(
-            {
-                "ended": result.ended,
-                "tactics": list(result.tactics),
-                "steps": result.progress.steps,
-                "states": result.progress.states,
-                "closest": [
-                    {"state": node.state, "goals": list(node.goals)}
-                    for node in left
-                    if result.ended != "proved"
-                ],
-            }
-        ) | {"proof": result.code}
+        closest = [{"state": node.state, "goals": list(node.goals)} for node in left]
+        found = {
+            "ended": result.ended,
+            "tactics": list(result.tactics),
+            "steps": result.progress.steps,
+            "states": result.progress.states,
+            "closest": [] if result.ended == "proved" else closest,
+        }
+        return {**_cut(found), "proof": result.code}
 
     return server
 
@@ -119,19 +114,17 @@ async def _said(ask: Callable[[], Awaitable[_T]]) -> _T:
         raise ToolError(str(error)) from None
 
 
-def _shown(reply: Reply, fields: Sequence[str]) -> dict[str, Any]:
-    return _cut(reply_to_json(reply, fields))
+async def _shown(ask: Callable[[], Pending], fields: Sequence[str]) -> dict[str, Any]:
+    reply = await _said(lambda: reply_of(ask()))
+    shown: dict[str, Any] = _cut(reply_to_json(reply, fields))
+    return shown
 
 
-def _cut(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: _shortened(each) for key, each in found.items()}
-
-
-def _shortened(value: Any) -> Any:
+def _cut(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
         return f"{value[:_MOST_CHARACTERS]}… ({len(value) - _MOST_CHARACTERS} more characters)"
     if isinstance(value, list):
-        return [_shortened(each) for each in value]
+        return [_cut(each) for each in value]
     if isinstance(value, dict):
-        return _cut(value)
+        return {key: _cut(each) for key, each in value.items()}
     return value

@@ -145,7 +145,6 @@ class ProofSearch:
         batches: how many batches are under way at once. While the policy thinks about one, the
             fleet works on another.
         outstanding: how many steps are with the fleet at once.
-        progress: called after each batch.
         options: of each step, such as ``timeout_s``, ``env`` and ``tenant``.
 
     Raises:
@@ -162,7 +161,6 @@ class ProofSearch:
         batch: int = 8,
         batches: int = 2,
         outstanding: int = 256,
-        progress: Callable[[SearchProgress], object] | None = None,
         **options: Unpack[Check],
     ) -> None:
         count = len(find_holes(statement))
@@ -175,7 +173,6 @@ class ProofSearch:
         self._strategy: Strategy = strategy or BestFirst()
         self._batch, self._batches = batch, batches
         self._outstanding = outstanding
-        self._told = progress
         self._options = options
         self._known: dict[str, int] = {}
         self._since_s: float | None = None
@@ -292,8 +289,6 @@ class ProofSearch:
                 running -= done
                 for task in done:
                     task.result()
-                if self._told:
-                    self._told(self.progress)
             return "proved"
         finally:
             for task in (*running, proved):

@@ -74,15 +74,9 @@ class Strategy:
 
 
 class BestFirst(Strategy):
-    """Takes the open node with the highest score first.
+    """Takes the open node with the highest score first."""
 
-    Args:
-        length_penalty: the log probability of a path is divided by its length to this power; 0
-            prefers short paths, 1 takes the mean.
-    """
-
-    def __init__(self, length_penalty: float = 0.0) -> None:
-        self._penalty = length_penalty
+    def __init__(self) -> None:
         self._nodes: Sequence[SearchNode] = ()
         self._heap: list[tuple[float, int]] = []
 
@@ -91,11 +85,7 @@ class BestFirst(Strategy):
         super().start(nodes)
 
     def added(self, number: int) -> None:
-        node = self._nodes[number]
-        score = node.score
-        if node.value is None:
-            score /= max(node.depth, 1) ** self._penalty
-        heapq.heappush(self._heap, (-score, number))
+        heapq.heappush(self._heap, (-self._nodes[number].score, number))
 
     def take(self, most: int) -> list[int]:
         return [heapq.heappop(self._heap)[1] for _ in range(min(most, len(self._heap)))]

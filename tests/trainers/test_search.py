@@ -15,13 +15,12 @@ from leanq.client import LeanQClient
 from leanq.errors import DataError, UnavailableError, UsageError
 from leanq.local import Pool
 from leanq.queue.settings import Settings
-from leanq.trainers.search import ProofSearch, SearchProgress, Suggestion
+from leanq.trainers.search import ProofSearch, Suggestion
 from leanq.trainers.strategies import Beam, BestFirst, MonteCarlo, SearchNode, Strategy
 
 STATEMENT = "theorem t : p := sorry"
 STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
     "best first": BestFirst,
-    "mean": lambda: BestFirst(length_penalty=1.0),
     "beam": lambda: Beam(width=1000),
     "tree": MonteCarlo,
 }
@@ -173,14 +172,10 @@ async def test_no_more_steps_are_outstanding_than_allowed() -> None:
         for place, each in enumerate(TACTICS)
     }
     prover = TableProver(table)
-    seen: list[SearchProgress] = []
-    search = ProofSearch(
-        STATEMENT, everything, batch=8, batches=3, outstanding=5, progress=seen.append
-    )
-    await search.run(prover)
+    search = ProofSearch(STATEMENT, everything, batch=8, batches=3, outstanding=5)
+    found = await search.run(prover)
     assert prover.most_at_once == 5
-    assert [each.steps for each in seen] == sorted(each.steps for each in seen)
-    assert seen[-1].states == len(search.nodes) == 121
+    assert found.progress.states == len(search.nodes) == 121
 
 
 async def test_a_proof_that_is_not_accepted_is_none() -> None:
