@@ -12,7 +12,6 @@ import importlib
 import io
 import os
 import sys
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -36,15 +35,7 @@ _GROUPS = {
     "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
     "Data": ("campaign", "export-traces"),
     "Operate": (
-        "status",
-        "trace",
-        "report",
-        "metrics",
-        "pause",
-        "resume",
-        "tenant",
-        "dead",
-        "reap",
+        *("status", "trace", "report", "metrics", "pause", "resume", "tenant", "dead", "reap"),
     ),
 }
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
@@ -111,8 +102,10 @@ class _Tree(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name.startswith("-"):
             return None
+        if cmd_name not in _COMMANDS:
+            raise click.NoSuchCommand(cmd_name, possibilities=_COMMANDS, ctx=ctx)
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"leanq.commands.{_MODULES.get(name, name)}")
         command: click.Command = getattr(module, name)
@@ -131,16 +124,6 @@ class _Tree(click.Group):
                     ],
                     col_max=max(map(len, _COMMANDS)),
                 )
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in _COMMANDS and not name.startswith("-"):
-            like = get_close_matches(name, _COMMANDS, 1)
-            text = f"; did you mean {like[0]!r}?" if like else "; leanq --help lists all"
-            ctx.fail(f"there is no command {name!r}{text}")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -27,7 +27,7 @@ from leanq.campaigns.rq_connection import (
 )
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
+from leanq.commands.common import EXIT_OK, EXIT_USAGE, Stopped, exit_code, interruptible, queue_url
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.shown import counted
@@ -43,6 +43,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("leanq.campaign")
 
 _SHAPES = ("auto", "plain", "kimina", "lean-workbook", "minif2f", "proofnet", "putnambench")
+# The fields of a data set that an option names.
+_FIELDS = {
+    "id": "a row's id [default: id, or the shape's]",
+    "code": "the row's code, or with a list of attempts [default: code, or the shape's]",
+    "problem": "the problem that a row is an attempt at",
+    "target": "the theorems to prove, as Lean text with sorry for proofs. Each row's code is "
+    "verified against them [default: the shape's]",
+    "header": "lines that precede the code",
+    "prompt": "text that the code continues",
+    "tags": "tags, by which reports group",
+}
 
 
 @click.group()
@@ -70,40 +81,15 @@ _described = options.combined(
         help=f"The problem set whose fields the data has: {', '.join(_SHAPES[2:])}; plain is none. "
         "Without a named field, auto recognises it.",
     ),
-    click.option(
-        "--id-field",
-        metavar="NAME",
-        help="The field with a row's id [default: id, or the shape's].",
-    ),
-    click.option(
-        "--code-field",
-        metavar="NAME",
-        help="The field with the row's code, or with a list of attempts [default: code, or the "
-        "shape's].",
-    ),
-    click.option(
-        "--problem-field",
-        metavar="NAME",
-        help="The field with the problem that a row is an attempt at.",
-    ),
-    click.option(
-        "--target-field",
-        metavar="NAME",
-        help="The field with the theorems to prove, as Lean text with sorry for proofs. Each row's "
-        "code is verified against them [default: the shape's].",
+    *(
+        click.option(f"--{name}-field", metavar="NAME", help=f"The field with {text}.")
+        for name, text in _FIELDS.items()
     ),
     click.option(
         "--no-target",
         is_flag=True,
         help="Check the codes, instead of verifying them against their rows' statements.",
     ),
-    click.option(
-        "--header-field", metavar="NAME", help="A field with lines that precede the code."
-    ),
-    click.option(
-        "--prompt-field", metavar="NAME", help="A field with text that the code continues."
-    ),
-    click.option("--tags-field", metavar="NAME", help="A field with tags, by which reports group."),
     click.option(
         "--first-success",
         is_flag=True,
@@ -153,7 +139,8 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
     if made.plan.first_success:
         # A solved problem's failed attempts are no failures, and cancelled attempts never are.
         kinds = kinds & {"error"} if last.unsolved == 0 else kinds - {"cancelled"}
-    return worst({EXIT_USAGE if name == "error" else exit_code(name) for name in kinds})
+    codes = (EXIT_USAGE if name == "error" else exit_code(name) for name in kinds)
+    return max(codes, default=EXIT_OK)
 
 
 @campaign.command()
@@ -381,15 +368,14 @@ def _campaign(data: str, out: str | None, **how: Any) -> Any:
     from leanq.campaigns.coordinator import Plan
     from leanq.campaigns.dataset import fields_of
 
-    names = ("id", "code", "problem", "target", "header", "prompt", "tags")
-    given = {name: how.pop(f"{name}_field") for name in names}
+    given = {name: how.pop(f"{name}_field") for name in _FIELDS}
     given = {name: field for name, field in given.items() if field is not None}
     shape, no_target = how.pop("shape"), how.pop("no_target")
     if no_target and "target" in given:
         raise UsageError("--no-target and --target-field exclude one another")
     name, fields = fields_of(data, given, shape, target=not no_target)
     if name != "plain":
-        meant = ((each, getattr(fields, each)) for each in names)
+        meant = ((each, getattr(fields, each)) for each in _FIELDS)
         shown = ", ".join(f"{each} is {field!r}" for each, field in meant if field)
         no = "" if fields.target and fields.verified else "; nothing is verified"
         click.echo(f"leanq: {data} has the shape {name}: {shown}{no} (--shape plain)", err=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanq.errors import LeanQError, RequestError, UsageError
@@ -38,11 +38,6 @@ def exit_code(end: str | LeanQError | None) -> int:
     if isinstance(end, LeanQError) or end not in LEAN_VERDICTS:
         return EXIT_INFRASTRUCTURE
     return EXIT_OK if end == "accepted" else EXIT_NOT_ACCEPTED
-
-
-def worst(codes: Collection[int]) -> int:
-    """Returns the exit code of several ends: the highest."""
-    return max(codes, default=EXIT_OK)
 
 
 def queue_url(url: str | None) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -44,56 +46,42 @@ class Duration(click.ParamType[float]):
 DURATION = Duration()
 
 
-class WholeRange(click.IntRange):
-    """A range of whole numbers, in ``unit``."""
-
-    def __init__(self, least: int, most: int | None = None, unit: str = "") -> None:
-        super().__init__(least, most)
-        self._unit = unit
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(_expected(self, "whole number", self._unit, value), param, ctx)
-
-
 class FiniteRange(click.FloatRange):
-    """A range of numbers, in ``unit``; click's own range takes nan."""
+    """A range of numbers, in ``unit``. Unlike click, it takes no nan, and its errors name both the
+    unit and the bounds."""
 
     def __init__(
-        self, least: float, most: float, unit: str = "", *, min_open: bool = False
+        self,
+        least: float,
+        most: float | None = None,
+        unit: str = "",
+        *,
+        min_open: bool = False,
+        whole: bool = False,
     ) -> None:
         super().__init__(least, most, min_open=min_open)
-        self._unit = unit
+        self._unit, self._whole = unit, whole
+        self.name = "integer range" if whole else "float range"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        try:
-            number = float(super().convert(value, param, ctx))
-        except click.BadParameter:
-            number = math.nan
+        number = math.nan
+        with contextlib.suppress(click.BadParameter, ValueError):
+            given = super().convert(value, param, ctx)
+            number = int(str(value)) if self._whole else given
         if math.isnan(number):
-            self.fail(_expected(self, "number", self._unit, value), param, ctx)
+            bounds = f"of at least {self.min:.10g}"
+            if self.max is not None:
+                bounds = f"between {self.min:.10g} and {self.max:.10g}"
+            if self.min_open:
+                bounds = f"above {self.min:.10g} and up to {self.max:.10g}"
+            text = f"{'whole ' if self._whole else ''}number {bounds} {self._unit}".rstrip()
+            self.fail(f"expected a {text}, got {value!r}", param, ctx)
         return number
 
 
-def _expected(
-    range_: click.IntRange | click.FloatRange, what: str, unit: str, value: object
-) -> str:
-    """Returns an error text; click's own name neither the unit nor, for a wrong number, the
-    bounds."""
-    least, most = range_.min, range_.max
-    if most is None:
-        bounds = f"of at least {least:.10g}"
-    elif range_.min_open:
-        bounds = f"above {least:.10g} and up to {most:.10g}"
-    else:
-        bounds = f"between {least:.10g} and {most:.10g}"
-    return f"expected a {what} {bounds} {unit}".rstrip() + f", got {value!r}"
-
-
+WholeRange = partial(FiniteRange, whole=True)
 PORT = WholeRange(0, 65535)
 
 

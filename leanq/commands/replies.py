@@ -137,7 +137,8 @@ class Summary:
     """Counts ends, for the last line of a command."""
 
     def __init__(self) -> None:
-        self.codes: set[int] = set()
+        # The highest.
+        self.exit_code = EXIT_OK
         self.count = 0
         self._verdicts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -151,7 +152,7 @@ class Summary:
 
     def add(self, ended: Ended) -> None:
         """Counts one more end."""
-        self.codes.add(ended.exit_code)
+        self.exit_code = max(self.exit_code, ended.exit_code)
         self.count += 1
         reply = ended.reply
         end = "profiled" if reply and reply.profile else reply and reply.verdict

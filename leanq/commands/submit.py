@@ -28,7 +28,7 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_USAGE, Stopped, interruptible, worst
+from leanq.commands.common import EXIT_USAGE, Stopped, interruptible
 from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.commands.silence import explain_silence
 from leanq.errors import (
@@ -131,7 +131,7 @@ def run_files(
         click.echo(batch.summary.line(time.monotonic() - started_s), err=True)
     if warning := batch.summary.warning(how["env"]):
         click.echo(f"leanq: {warning}", err=True)
-    return worst(batch.summary.codes)
+    return batch.summary.exit_code
 
 
 def _refused(files: Iterable[str], early: dict[str, str]) -> Iterator[Ended]:

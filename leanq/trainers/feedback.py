@@ -23,10 +23,12 @@ def feedback(reply: Reply, *, max_characters: int = 4000) -> str:
     Args:
         max_characters: the length at which the text is cut.
     """
-    text = "\n".join(_lines(reply))
-    if len(text) <= max_characters:
-        return text
-    return f"{text[:max_characters]}… ({len(text) - max_characters} more characters)"
+    return shortened("\n".join(_lines(reply)), max_characters)
+
+
+def shortened(text: str, most: int = 4000) -> str:
+    """Returns a text that fills little of a model's context, and says how much was cut."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
 
 
 def _lines(reply: Reply) -> Iterator[str]:

@@ -17,6 +17,7 @@ from leanq import __version__
 from leanq.errors import LeanQError
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import CHECKED, STEPPED, VERIFIED, reply_to_json
+from leanq.trainers.feedback import shortened
 from leanq.trainers.search import Pending, ProofSearch, Prover, SearchResult, reply_of
 
 _T = TypeVar("_T")
@@ -28,8 +29,6 @@ proof and that it rests on no sorry. `incomplete`: a sorry is left; each comes w
 columns from 0. `unverified`: the text runs programs of its own; `verify` settles it. `timeout`,
 `memory` and `crashed` say nothing about the proof. Use `verify` where the statement is given, so
 that a proof of another statement does not count."""
-
-_MOST_CHARACTERS = 4000
 
 Code = Annotated[str, Field(description="Lean 4 text, with its imports.")]
 
@@ -121,8 +120,8 @@ async def _shown(ask: Callable[[], Pending], fields: Sequence[str]) -> dict[str,
 
 
 def _cut(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
-        return f"{value[:_MOST_CHARACTERS]}… ({len(value) - _MOST_CHARACTERS} more characters)"
+    if isinstance(value, str):
+        return shortened(value)
     if isinstance(value, list):
         return [_cut(each) for each in value]
     if isinstance(value, dict):

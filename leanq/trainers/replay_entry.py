@@ -92,9 +92,14 @@ _entries = msgspec.msgpack.Decoder(ReplayEntry)
 _values = msgspec.msgpack.Decoder(dict[str, Any])
 
 
-def _packed(value: object, decoder: msgspec.msgpack.Decoder[Any], most: int, what: str) -> bytes:
+def _packed(
+    value: ReplayEntry | Mapping[str, Any],
+    decoder: msgspec.msgpack.Decoder[Any],
+    most: int,
+    what: str,
+) -> bytes:
     try:
-        data = _encode(value)
+        data = _encode(value if isinstance(value, ReplayEntry) else dict(value))
         decoder.decode(data)
     except (*_UNREADABLE, TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(f"not {what}: {error}") from None
@@ -149,7 +154,7 @@ def pack_value(fields: Mapping[str, Any]) -> bytes:
         TooLargeError: more than ``MAX_VALUE_BYTES``.
         InvalidRequestError: it holds other types, or its keys are not texts.
     """
-    return _packed(dict(fields), _values, MAX_VALUE_BYTES, "a value to be published")
+    return _packed(fields, _values, MAX_VALUE_BYTES, "a value to be published")
 
 
 def unpack_value(version: int, data: bytes) -> ReplayValue:

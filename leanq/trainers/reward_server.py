@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from leanq.errors import LeanQError, NoRewardError, QueueError, UsageError
-from leanq.trainers.rewards import LeanReward, Score, with_group_means
+from leanq.trainers.rewards import LeanReward, with_group_means
 
 MAX_BODY_BYTES = 64 << 20
 """The largest request that is read."""
@@ -77,7 +77,13 @@ def make_app(score: LeanReward) -> Starlette:
         if not isinstance(statement, str):
             raise UsageError("expected the text 'statement', in the row or its verifier_metadata")
         (found,) = await score.scores([statement], [_last_text(body.get("response"))])
-        return {**body, "reward": found.reward or 0.0, **_masked(found)}
+        told: dict[str, Any] = {**body, "reward": found.reward or 0.0, "mask_sample": False}
+        if found.reward is None:
+            verdict = found.reply.verdict if found.reply else "no_reply"
+            reason = "no verdict of Lean's on the candidate, or a broken statement"
+            told |= {"mask_sample": True, "failure_kind": f"leanq:{verdict}"}
+            told["failure_reason"] = reason
+        return told
 
     async def seed_session(_: Mapping[str, Any]) -> dict[str, Any]:
         return {}
@@ -89,14 +95,6 @@ def make_app(score: LeanReward) -> Starlette:
             route("/seed_session", seed_session),
         ]
     )
-
-
-def _masked(found: Score) -> dict[str, Any]:
-    if found.reward is not None:
-        return {"mask_sample": False}
-    verdict = found.reply.verdict if found.reply else "no_reply"
-    reason = "no verdict of Lean's on the candidate, or a broken statement"
-    return {"mask_sample": True, "failure_kind": f"leanq:{verdict}", "failure_reason": reason}
 
 
 async def _body(request: Request) -> Mapping[str, Any]:

@@ -407,12 +407,12 @@ def test_bad_environments(place: Terminal, value: str, code: int, text: str) -> 
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("sumbit", "; did you mean 'submit'?"), ("zzzz", "; leanq --help lists all")],
+    [("sumbit", " Did you mean 'submit'?"), ("zzzz", "")],
 )
 def test_a_command_that_there_is_not(place: Terminal, name: str, says: str) -> None:
     done = place.run(name)
     assert done.code == 2
-    assert done.err.endswith(f"Error: there is no command {name!r}{says}\n")
+    assert done.err.endswith(f"Error: No such command {name!r}.{says}\n")
 
 
 def test_an_environment_named_twice(place: Terminal) -> None:

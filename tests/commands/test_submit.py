@@ -21,7 +21,6 @@ from support.terminals import (
     wait_for_line,
 )
 
-from leanq.commands.common import worst
 from leanq.commands.replies import Ended, Summary
 from leanq.commands.submit import lean_files
 from leanq.errors import QueueFullError, RequestError, UnavailableError, UsageError
@@ -276,7 +275,21 @@ def test_the_exit_code_of_each_end(ended: Ended, code: int) -> None:
 
 
 def test_of_several_exit_codes_the_highest_counts() -> None:
-    assert [worst(codes) for codes in ([], [0], [0, 1], [2, 1], [3, 2, 1, 0])] == [0, 0, 1, 2, 3]
+    said = {
+        verdict: Ended("f", reply=Reply(verdict)) for verdict in ("accepted", "rejected", "crashed")
+    }
+    ends = {**said, "unread": Ended("f", error=UsageError("no text"))}
+    for names, code in (
+        ("", 0),
+        ("accepted", 0),
+        ("accepted rejected", 1),
+        ("unread rejected", 2),
+        ("crashed unread rejected accepted", 3),
+    ):
+        summary = Summary()
+        for name in names.split():
+            summary.add(ends[name])
+        assert summary.exit_code == code
 
 
 def test_a_batch_in_the_wrong_environment_is_told_of() -> None:
