@@ -146,9 +146,7 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
 @campaign.command()
 @_described
 @options.queue
-@click.option(
-    "--in", "delay_s", type=options.DURATION, metavar="DURATION", help="Start after 30m, 12h or 1d."
-)
+@click.option("--in", "delay_s", type=options.DURATION, help="Start after 30m, 12h or 1d.")
 @click.option(
     "--after",
     multiple=True,
@@ -259,7 +257,6 @@ for _how, _text in _CHANGES.items():
 @click.option(
     "--metrics-port",
     type=options.PORT,
-    metavar="PORT",
     help="Serve /metrics about all campaigns on this port; 0 takes any free one, and logs it.",
 )
 @options.metrics_host

@@ -55,13 +55,10 @@ def report() -> None:
     "--since",
     "since_s",
     type=options.DURATION,
-    metavar="DURATION",
     default="7d",
     help="All days (UTC) that the last 24h or 7d touch; the queue keeps 100 days.",
 )
-@click.option(
-    "--price", type=_Price(), metavar="PRICE", help="What an hour of CPU costs: 0.01/cpu-h."
-)
+@click.option("--price", type=_Price(), help="What an hour of CPU costs: 0.01/cpu-h.")
 @click.option("--out", metavar="FILE", help="Write the rows to a Parquet file instead.")
 def cost(
     url: str | None, as_json: bool, since_s: float, price: float | None, out: str | None

@@ -22,7 +22,6 @@ from leanq.commands import options
 @click.option(
     "--rows-per-shard",
     type=options.WholeRange(1),
-    metavar="N",
     default=100_000,
     help="The most rows of one table.",
 )

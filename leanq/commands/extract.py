@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     "timeout_s",
     type=options.FiniteRange(*TIMEOUT_S, "CPU seconds"),
     default=60.0,
-    metavar="SECONDS",
     help="Limit in CPU seconds, for each of the times that Lean reads the text.",
 )
 @click.option(

@@ -58,10 +58,15 @@ class FiniteRange(click.FloatRange):
         *,
         min_open: bool = False,
         whole: bool = False,
+        metavar: str = "N",
     ) -> None:
         super().__init__(least, most, min_open=min_open)
         self._unit, self._whole = unit, whole
+        self._metavar = (unit or metavar).split()[-1].upper()
         self.name = "integer range" if whole else "float range"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self._metavar
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -82,7 +87,7 @@ class FiniteRange(click.FloatRange):
 
 
 WholeRange = partial(FiniteRange, whole=True)
-PORT = WholeRange(0, 65535)
+PORT = WholeRange(0, 65535, metavar="PORT")
 
 
 def combined(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
@@ -184,7 +189,6 @@ wait = click.option(
     "--wait",
     "wait_s",
     type=FiniteRange(0, 7 * 86400, "seconds"),
-    metavar="SECONDS",
     help="How long to wait for a worker that serves the environment [default: without end on a "
     "terminal, else 600]. It has no effect with a gateway.",
 )
@@ -212,7 +216,6 @@ budget = combined(
         "--timeout",
         "timeout_s",
         type=FiniteRange(*TIMEOUT_S, "CPU seconds"),
-        metavar="SECONDS",
         default=60.0,
         help="Limit in CPU seconds, of Lean with all its child processes.",
     ),
@@ -220,7 +223,6 @@ budget = combined(
         "--memory",
         "memory_mb",
         type=WholeRange(*MEMORY_MB, "MB"),
-        metavar="MB",
         default=4096,
         help="Limit in MB of resident memory.",
     ),
@@ -228,7 +230,6 @@ budget = combined(
         "--scratch",
         "scratch_mb",
         type=WholeRange(*SCRATCH_MB, "MB"),
-        metavar="MB",
         default=256,
         help="Limit in MB of the files that Lean's processes may leave in their scratch folder.",
     ),

@@ -64,7 +64,6 @@ _options = options.combined(
         "deadline_s",
         type=options.DURATION,
         default="10m",
-        metavar="DURATION",
         help="The time within which a backlog has to be cleared.",
     ),
     click.option(
@@ -72,7 +71,6 @@ _options = options.combined(
         "scale_down_delay_s",
         type=options.DURATION,
         default="4m",
-        metavar="DURATION",
         help="Delay before scaling down.",
     ),
     click.option(
@@ -80,13 +78,11 @@ _options = options.combined(
         "every_s",
         type=options.Duration(0.1),
         default="15s",
-        metavar="DURATION",
         help="Interval between decisions.",
     ),
     click.option(
         "--port",
         type=options.PORT,
-        metavar="PORT",
         help="Serve the fleet's metrics and the scaler's on this port.",
     ),
     options.metrics_host,

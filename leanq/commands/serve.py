@@ -80,7 +80,6 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
     "--grace",
     "grace_s",
     type=options.FiniteRange(1, 3600, "seconds"),
-    metavar="SECONDS",
     default=30.0,
     help="Seconds from SIGTERM to the end; requests under way may finish within them.",
 )
@@ -95,7 +94,6 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
 @click.option(
     "--metrics-port",
     type=options.PORT,
-    metavar="PORT",
     help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it. /healthz is "
     "200 while queue and gateway work, else 503.",
 )

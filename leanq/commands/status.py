@@ -65,7 +65,6 @@ _Record = dict[str, Any]
     "--since",
     "since_s",
     type=options.DURATION,
-    metavar="DURATION",
     help="Show the last 30m, 24h or 1d, by periods.",
 )
 @click.option(

@@ -25,7 +25,11 @@ def tenant() -> None:
 
 @tenant.command()
 @click.argument("name")
-@click.argument("weight", type=options.FiniteRange(LEAST_WEIGHT, MOST_WEIGHT), required=False)
+@click.argument(
+    "weight",
+    type=options.FiniteRange(LEAST_WEIGHT, MOST_WEIGHT, metavar="WEIGHT"),
+    required=False,
+)
 @click.option("--remove", is_flag=True, help="Take the weight away.")
 @options.queue
 def weight(url: str | None, as_json: bool, name: str, weight: float | None, remove: bool) -> None:

@@ -48,7 +48,6 @@ worker_options = options.combined(
     click.option(
         "--slots",
         type=options.WholeRange(1, 4096),
-        metavar="N",
         help="Lean processes at a time [default: the CPUs, or the share of them].",
     ),
     click.option(
@@ -87,7 +86,6 @@ worker_options = options.combined(
     click.option(
         "--metrics-port",
         type=options.PORT,
-        metavar="PORT",
         help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it.",
     ),
     options.metrics_host,
@@ -95,7 +93,6 @@ worker_options = options.combined(
         "--grace",
         "grace_s",
         type=options.FiniteRange(0, 3600, "seconds"),
-        metavar="SECONDS",
         default=10.0,
         help="Seconds from SIGTERM to the end; unfinished requests go back to the queue.",
     ),
@@ -103,14 +100,12 @@ worker_options = options.combined(
         "--exit-when-idle",
         "exit_when_idle_s",
         type=options.FiniteRange(0, 1e9, "seconds", min_open=True),
-        metavar="SECONDS",
         help="Seconds without a request after which the worker ends [default: never].",
     ),
     click.option(
         "--exit-when-away",
         "exit_when_away_s",
         type=options.FiniteRange(0, 1e9, "seconds", min_open=True),
-        metavar="SECONDS",
         help="Seconds without an answer of the Redis after which the worker ends, with code 3 "
         "[default: never].",
     ),
