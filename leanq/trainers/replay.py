@@ -42,11 +42,8 @@ from leanq.errors import (
 )
 from leanq.producer import arguments
 from leanq.producer.destination import is_gateway
-from leanq.queue.connection import Address, Link
-from leanq.queue.keys import Keys
-from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings, check_name
-from leanq.queue.shard import backoff_s
+from leanq.queue.shard import Shard, backoff_s
 from leanq.queue.up_file import find_queue
 from leanq.trainers.replay_entry import (
     ReplayBatch,
@@ -142,11 +139,9 @@ class ReplayMemory:
         self._timeout_s = arguments.number("unavailable_timeout_s", unavailable_timeout_s)
         # The name alone decides on the shard, so all processes find it.
         shard = int.from_bytes(hashlib.blake2b(self.name.encode()).digest()[:4]) % url.shards
-        self._tag = tag = Keys(url.prefix, shard, url.shards).tag
-        self._key = partial(_key, tag, self.name)
-        address = Address(url.url)
-        self._address = address
-        self._commands, self._blocking = Link(address), Link(address)
+        self._new_shard = partial(Shard, url, shard)
+        self._shard = self._new_shard()
+        self._prefix = f"{self._shard.keys.tag}:replay:{self.name}"
         self._opened: ReplayBounds | None = None
         self._writing = asyncio.Lock()
         self._writer, self._serial = secrets.token_urlsafe(9), 0
@@ -163,7 +158,7 @@ class ReplayMemory:
         try:
             await self.open()
         except BaseException:
-            await _close(self._commands, self._blocking)
+            await self._shard.close()
             raise
         return self
 
@@ -207,7 +202,7 @@ class ReplayMemory:
                 await self._flushing
         finally:
             self._closing = False
-            await _close(self._commands, self._blocking)
+            await self._shard.close()
 
     def add(self, entry: ReplayEntry) -> None:
         """Writes an entry in the background, in batches, for rollout workers that must not wait.
@@ -339,8 +334,8 @@ class ReplayMemory:
     async def _position(self, offset: int) -> tuple[int, int]:
         """Returns the offset, or the next one that the memory knows, and how many entries of the
         mean size to read in one call."""
-        about = ("HMGET", self._key("about"), "base", "last", "bytes", "evicted")
-        ((base, last, *held),) = await self._persist(lambda: self._commands.ask(about))
+        about = ("HMGET", f"{self._prefix}:about", "base", "last", "bytes", "evicted")
+        ((base, last, *held),) = await self._persist(lambda: self._shard.ask(about))
         if base is None:
             return offset, _READ_AT_ONCE
         size_bytes, evicted = map(int, held)
@@ -366,11 +361,10 @@ class ReplayMemory:
             after, wait_s = rows[-1][0], 0.0
 
     async def _read(self, after: int, count: int, wait_s: float) -> list[tuple[int, bytes]]:
-        key = self._key("log")
-        if wait_s <= 0:
-            (rows,) = await self._commands.ask(("XRANGE", key, after + 1, "+", "COUNT", count))
-        else:
-            return await _wait(self._blocking, key, after, count, wait_s)
+        key = f"{self._prefix}:log"
+        if wait_s > 0:
+            return await _wait(self._shard, key, after, count, wait_s)
+        (rows,) = await self._shard.ask(("XRANGE", key, after + 1, "+", "COUNT", count))
         return _numbered(rows)
 
     async def subscribe(self, *, limit: int = 1000) -> AsyncGenerator[ReplayBatch, None]:
@@ -436,10 +430,10 @@ class ReplayMemory:
         """Returns the memory's statistics."""
         await self.open()
         about, entries, slots = await self._persist(
-            lambda: self._commands.ask(
-                ("HMGET", self._key("about"), "base", "last", "bytes", "evicted", "dropped"),
-                ("XLEN", self._key("log")),
-                ("HLEN", self._key("slots")),
+            lambda: self._shard.ask(
+                ("HMGET", f"{self._prefix}:about", "base", "last", "bytes", "evicted", "dropped"),
+                ("XLEN", f"{self._prefix}:log"),
+                ("HLEN", f"{self._prefix}:slots"),
             )
         )
         base, last, size_bytes, evicted, dropped = (int(value or 0) for value in about)
@@ -491,8 +485,8 @@ class ReplayMemory:
         Raises:
             WireError: it cannot be read.
         """
-        newest = ("XREVRANGE", self._key("value"), "+", "-", "COUNT", 1)
-        (rows,) = await self._persist(lambda: self._commands.ask(newest))
+        newest = ("XREVRANGE", f"{self._prefix}:value", "+", "-", "COUNT", 1)
+        (rows,) = await self._persist(lambda: self._shard.ask(newest))
         return unpack_value(*_numbered(rows)[-1]) if rows else None
 
     async def watch(self, after: int = 0) -> AsyncGenerator[ReplayValue, None]:
@@ -502,10 +496,10 @@ class ReplayMemory:
         It holds a connection of its own until it is closed.
         """
         after = _checked("after", after, 0)
-        link = Link(self._address)
+        shard = self._new_shard()
         try:
             while True:
-                wait = partial(_wait, link, self._key("value"), after, 1, _BLOCK_S)
+                wait = partial(_wait, shard, f"{self._prefix}:value", after, 1, _BLOCK_S)
                 for row in await self._persist(wait):
                     after = row[0]
                     try:
@@ -515,14 +509,14 @@ class ReplayMemory:
                     else:
                         yield value
         finally:
-            await link.close()
+            await shard.close()
 
     async def _is_pressed(self) -> bool:
         if time.monotonic() >= self._pressed_until_s or self._unasked_bytes > _PRESSED_BYTES:
             self._pressed, self._unasked_bytes = False, 0
             with contextlib.suppress(NotPermittedError):
                 info: Any = await self._persist(
-                    lambda: self._commands.call(lambda c: c.info("memory"))
+                    lambda: self._shard.call(lambda c: c.info("memory"))
                 )
                 limit = int(info.get("maxmemory", 0))
                 self._pressed = bool(limit) and int(info["used_memory"]) > _PRESSED * limit
@@ -530,9 +524,7 @@ class ReplayMemory:
         return self._pressed
 
     async def _run(self, name: str, /, **values: Any) -> Any:
-        script, text = SCRIPTS[name], script_text(name)
-        args = script.values({"name": self.name, **values})
-        return script.named(await self._persist(partial(self._commands.run, text, self._tag, args)))
+        return await self._persist(partial(self._shard.run, name, name=self.name, **values))
 
     async def _persist(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Returns what ``call`` answers, and repeats it until the server can be reached."""
@@ -549,21 +541,12 @@ class ReplayMemory:
         raise AssertionError
 
 
-def _key(tag: str, name: str, kind: str) -> str:
-    return f"{tag}:replay:{name}:{kind}"
-
-
-async def _close(*links: Link) -> None:
-    for link in links:
-        await link.close()
-
-
 async def _wait(
-    link: Link, key: str, after: int, count: int, wait_s: float
+    shard: Shard, key: str, after: int, count: int, wait_s: float
 ) -> list[tuple[int, bytes]]:
     """Returns the entries that come behind a number in a stream within so many seconds."""
     wait = ("BLOCK", max(1, int(wait_s * 1000)), "STREAMS", key, f"{after}-0")
-    (found,) = await link.ask(("XREAD", "COUNT", count, *wait), block_s=wait_s)
+    (found,) = await shard.block(("XREAD", "COUNT", count, *wait), block_s=wait_s)
     # By the protocol's version, a map with one stream or a list with a pair for it.
     (rows,) = found.values() if isinstance(found, dict) else [found[0][1] if found else []]
     return _numbered(rows)
