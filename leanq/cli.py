@@ -1,7 +1,7 @@
 """The command line: the tree of commands, and the handling of their errors.
 
-Each command is a file of :mod:`leanq.commands`, imported when it is called; exit codes are in
-:mod:`leanq.commands.common`. leanq's own errors never show a traceback.
+Each file of :mod:`leanq.commands` has a command or a few of a kind, and is imported when one is
+called; exit codes are in :mod:`leanq.commands.common`. leanq's own errors never show a traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from leanq.commands.common import (
 from leanq.errors import LeanQError
 
 # Commands whose file has another name.
-_MODULES = {"resume": "pause", "report": "cost"}
+_MODULES = {
+    "verify": "submit",
+    "profile": "submit",
+    "step": "state",
+    "up": "worker",
+    "resume": "pause",
+    "report": "cost",
+}
 _FOLDERS = "TMPDIR for what passes, LEANQ_CACHE for what is kept"
 _GROUPS = {
     "Check": ("submit", "verify", "step", "state", "extract", "profile", "mcp"),

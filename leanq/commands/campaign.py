@@ -35,7 +35,6 @@ from leanq.queue.settings import Settings, check_name
 
 if TYPE_CHECKING:
     from leanq.campaigns.campaign import Campaign
-    from leanq.campaigns.coordinator import End
     from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
     from leanq.commands.progress import Shown
     from leanq.fleet.prometheus import Sample
@@ -268,23 +267,8 @@ def worker(
     SIGTERM requeues the running campaign, and the next worker resumes it. --json logs as JSON.
     """
     require_rq()
-    from leanq.campaigns.rq_worker import work
-
-    log_to_stderr(as_json)
-    # Coordinators are processes of their own, which find the queue by this.
-    os.environ["LEANQ_URL"] = named = queue_url(url)
-    # A wrong URL is refused now, and not in each campaign.
-    AsyncLeanQClient(named)
-    page = _metrics_page(url, metrics_port, metrics_host)
-    with rq_connection(_rq_url(url)) as connection, page:
-        work(connection, _prefix(), burst=burst)
-
-
-def _metrics_page(
-    url: str | None, port: int | None, host: str
-) -> contextlib.AbstractContextManager[object]:
-    """Returns the page with the metrics of all campaigns, if a port was named for it."""
     from leanq.campaigns.campaign import State
+    from leanq.campaigns.rq_worker import work
     from leanq.fleet.prometheus import page_at
 
     def read() -> Iterator[Sample]:
@@ -299,7 +283,14 @@ def _metrics_page(
             yield "leanq_campaigns", (state,), states[state]
         yield "leanq_campaign_rows", (), sum(rows for _, rows in found)
 
-    return page_at(port, "campaign worker", read, host=host)
+    log_to_stderr(as_json)
+    # Coordinators are processes of their own, which find the queue by this.
+    os.environ["LEANQ_URL"] = named = queue_url(url)
+    # A wrong URL is refused now, and not in each campaign.
+    AsyncLeanQClient(named)
+    page = page_at(metrics_port, "campaign worker", read, host=metrics_host)
+    with rq_connection(_rq_url(url)) as connection, page:
+        work(connection, _prefix(), burst=burst)
 
 
 @campaign.command()
@@ -325,7 +316,7 @@ async def _run(
     campaign: Campaign, shown: Shown, url: str | None, as_json: bool, *, embedded: bool
 ) -> None:
     from leanq.commands.silence import explain_silence
-    from leanq.commands.submit import client_at, queue_at
+    from leanq.commands.submit import client_at, ends, queue_at
 
     started = time.monotonic()
     async with (
@@ -336,18 +327,12 @@ async def _run(
             silence = asyncio.create_task(
                 explain_silence(client.clusters, campaign.plan.options, lambda: shown.last.rows)
             )
-            running: asyncio.Task[End] = asyncio.create_task(campaign.run(client, shown))
             try:
-                ends: set[asyncio.Future[Any]] = {running, *worker}
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for ended in worker:
-                    if ended.done():
-                        ended.result()
-                await running
+                async for _ in ends(iter([campaign.run(client, shown)]), worker):
+                    pass
             finally:
                 silence.cancel()
-                running.cancel()
-                await asyncio.gather(silence, running, return_exceptions=True)
+                await asyncio.gather(silence, return_exceptions=True)
     counts, wall_s = shown.last.counts, time.monotonic() - started
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))

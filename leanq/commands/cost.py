@@ -15,6 +15,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
+from leanq.commands.history import write_parquet
 from leanq.errors import UsageError
 from leanq.fleet.costs import Cost, Costs, costs
 from leanq.fleet.shown import counted, plural, printable, table
@@ -148,25 +149,19 @@ def _sums(rows: Sequence[Cost], price: float | None) -> dict[str, str]:
 
 def _write(rows: Sequence[Cost], price: float | None, out: str) -> None:
     """Writes the rows to a Parquet file, with a column for each verdict."""
-    from leanq.campaigns.dataset.parquet import pyarrow
-    from leanq.campaigns.files import replacing
-    from leanq.campaigns.tables import write_table
-
-    arrow, _ = pyarrow(out)
     ends = (*get_args(Verdict), "error")
-    schema = arrow.schema(
-        {
+    write_parquet(
+        out,
+        lambda arrow: {
             "day": arrow.date32(),
             **dict.fromkeys(("tenant", "environment", "campaign"), arrow.string()),
             "cpu_s": arrow.float64(),
             "attempts": arrow.int64(),
             **dict.fromkeys(ends, arrow.int64()),
             "cost": arrow.float64(),
-        }
+        },
+        (
+            {**_record(row, price), "day": row.day, **{end: row.ended.get(end, 0) for end in ends}}
+            for row in rows
+        ),
     )
-    table = (
-        {**_record(row, price), "day": row.day, **{end: row.ended.get(end, 0) for end in ends}}
-        for row in rows
-    )
-    with replacing(out) as stream:
-        write_table(stream, table, schema)

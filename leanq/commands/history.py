@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -64,8 +65,27 @@ def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
 
 
 def write_history(settings: Settings, since_s: float, out: str) -> None:
-    """Writes the measures of the last seconds to a Parquet file, which is replaced once they are
-    complete.
+    """Writes the measures of the last seconds to a Parquet file; raises as
+    :func:`write_parquet`."""
+    found = measures(asyncio.run(noted(settings, since_s)))
+    names = ("start", "environment", "what", "part", "value")
+    write_parquet(
+        out,
+        lambda arrow: {
+            "start": arrow.timestamp("s", "UTC"),
+            **dict.fromkeys(names[1:4], arrow.string()),
+            "value": arrow.float64(),
+        },
+        (dict(zip(names, row, strict=True)) for row in found),
+    )
+    click.echo(f"{out}: {len(found):,} rows of {duration(since_s)}")
+
+
+def write_parquet(
+    out: str, columns: Callable[[Any], Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Writes rows to a Parquet file, which is replaced once they are complete. ``columns`` makes
+    the types of columns of the module ``pyarrow``.
 
     Raises:
         UsageError: pyarrow is missing, or the file cannot be written.
@@ -75,14 +95,5 @@ def write_history(settings: Settings, since_s: float, out: str) -> None:
     from leanq.campaigns.tables import write_table
 
     arrow, _ = pyarrow(out)
-    schema = arrow.schema(
-        {
-            "start": arrow.timestamp("s", "UTC"),
-            **dict.fromkeys(("environment", "what", "part"), arrow.string()),
-            "value": arrow.float64(),
-        }
-    )
-    found = measures(asyncio.run(noted(settings, since_s)))
     with replacing(out) as stream:
-        write_table(stream, (dict(zip(schema.names, row, strict=True)) for row in found), schema)
-    click.echo(f"{out}: {len(found):,} rows of {duration(since_s)}")
+        write_table(stream, rows, arrow.schema(columns(arrow)))

@@ -1,4 +1,4 @@
-"""``leanq state``: states looked at, and carried from queue to queue."""
+"""``leanq state`` and ``leanq step``: states looked at, carried elsewhere, and tactics on them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import interruptible, queue_url
-from leanq.commands.submit import client_at
+from leanq.commands.common import exit_code, interruptible, queue_url
+from leanq.commands.replies import coloured, hanging, shown_lines
+from leanq.commands.submit import client_at, read_source
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.fleet.shown import printable
 from leanq.lean.recipes import unpack_export
-from leanq.producer.request_builder import InEnvironment
+from leanq.producer.request_builder import Check, InEnvironment
+from leanq.queue.requests import STEPPED, Reply, reply_to_json
 
 _UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -120,3 +122,40 @@ def ask(url: str | None, call: Callable[[AsyncLeanQClient], Awaitable[_T]]) -> _
         return interruptible(run())
     except RequestError as error:
         raise InvalidRequestError(str(error)) from None
+
+
+@click.command()
+@click.argument("state")
+@click.argument("tactic")
+@options.client
+@options.env_of_state
+@options.lean
+def step(
+    state: str, tactic: str, url: str | None, as_json: bool, env: str | None, **how: Any
+) -> int:
+    """Try a tactic on a state, and print the goals that are left.
+
+    STATE is an id that a check or a step has printed. A TACTIC of - is standard input.
+
+    Exit code: as of submit; 1 also if goals are left.
+    """
+    text = read_source("-") if tactic == "-" else tactic
+    asked: Check = options.in_environment(env, how)
+    reply = ask(url, lambda client: client.step(state, text, **asked))
+    if as_json:
+        click.echo(json.dumps(reply_to_json(reply, STEPPED)))
+    else:
+        click.echo("\n".join(lines_of_step(reply)))
+    return exit_code(reply.verdict)
+
+
+def lines_of_step(reply: Reply) -> list[str]:
+    """Returns the lines of a reply to a step."""
+    reason = f"{reply.reason}; " if reply.reason else ""
+    lines = [f"{coloured(reply.verdict)} ({reason}{reply.wall_s:.2f} s)"]
+    if reply.state:
+        lines.append(f"state {reply.state}")
+    lines += ("\n" + "\n".join(shown_lines(goal)) for goal in reply.goals)
+    for message in reply.messages:
+        lines += hanging(f"{message.line}:{message.column}: {message.severity}: ", message.text)
+    return lines

@@ -1,4 +1,4 @@
-"""``leanq submit``: files in, verdicts out, as they finish."""
+"""``leanq submit``, ``verify`` and ``profile``: files in, replies out, as they finish."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from os.path import isfile
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import click
 
@@ -41,7 +42,7 @@ from leanq.errors import (
 )
 from leanq.fleet.shown import plural
 from leanq.producer.request_builder import Check, RequestBuilder
-from leanq.queue.requests import CHECKED, Reply, Request, reply_to_json
+from leanq.queue.requests import CHECKED, PROFILED, VERIFIED, Reply, Request, reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
 
@@ -52,28 +53,22 @@ _WAIT_OF_SCRIPTS_S = 600.0
 # A shorter command needs no progress bar.
 _PROGRESS_AFTER_S = 2.0
 
+_T = TypeVar("_T")
+
 Show = Callable[[Ended, bool], None]
 """Shows an end; the flag asks for one line, since others have said the same before."""
 
-Ask = Callable[[AsyncLeanQClient, str], Coroutine[Any, Any, Reply]]
-"""Asks about the text of each file."""
+Ask = Callable[..., Coroutine[Any, Any, Reply]]
+"""Asks a client about the text of each file, with options of a check."""
+
+_of_files = options.combined(options.client, options.embedded, options.wait, options.env)
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...")
-@options.client
-@options.embedded
-@options.wait
-@options.env
+@_of_files
 @options.lean
-def submit(
-    paths: tuple[str, ...],
-    url: str | None,
-    as_json: bool,
-    embedded: bool,
-    wait_s: float | None,
-    **how: Unpack[Check],
-) -> int:
+def submit(paths: tuple[str, ...], **how: Any) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
     Checks all .lean files below a FOLDER. A FILE of - is standard input. If nothing names a Redis
@@ -83,22 +78,93 @@ def submit(
     3 if leanq has no verdict of Lean's, or no Redis answers. Of several codes, the highest counts.
     2 means wrong usage, or files that cannot be read or are empty; nothing is sent then.
     """
-
-    def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
-        return client.check(code, **how)
-
-    return run_files(paths, url, embedded, wait_s, as_json, how, ask, CHECKED)
+    return _run_files(paths, AsyncLeanQClient.check, CHECKED, **how)
 
 
-def run_files(
+@click.command()
+@click.argument("candidates", nargs=-1, required=True, metavar="CANDIDATE...")
+@click.option(
+    "--target",
+    metavar="FILE",
+    help="Lean text whose theorems, their proofs a sorry, are to be proved.",
+)
+@click.option(
+    "--theorem",
+    "theorems",
+    multiple=True,
+    metavar="NAME",
+    help="Instead of a target: a theorem of the environment whose statement is to be proved; may "
+    "be given several times.",
+)
+@click.option(
+    "--hole",
+    "holes",
+    multiple=True,
+    metavar="NAME",
+    help="A definition of the target whose value the candidate may choose; may be given several "
+    "times.",
+)
+@_of_files
+@options.lean
+def verify(
+    candidates: tuple[str, ...],
+    target: str | None,
+    theorems: tuple[str, ...],
+    holes: tuple[str, ...],
+    **how: Any,
+) -> int:
+    """Check that Lean files prove the theorems of a target.
+
+    A candidate has to prove exactly the target's statements. Prints each candidate's verdict as it
+    comes, and which theorem failed by which rule. A CANDIDATE is a file, a folder (all .lean files
+    below it), or - for standard input.
+
+    Exit code: as of submit.
+    """
+    if (target is None) == (not theorems):
+        raise UsageError("name either a target with --target, or theorems with --theorem")
+    if target == "-" and "-" in candidates:
+        raise UsageError("the target and a candidate cannot both be standard input")
+    text = None if target is None else read_named(target)
+    if text is not None and not text.strip():
+        raise UsageError(f"{target}: the target is empty")
+
+    def ask(client: AsyncLeanQClient, code: str, **how: Unpack[Check]) -> Any:
+        return client.verify(text, code, theorems=theorems, holes=holes, **how)
+
+    return _run_files(candidates, ask, VERIFIED, **how)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...")
+@_of_files
+@options.budget
+def profile(paths: tuple[str, ...], **how: Any) -> int:
+    """Print where Lean spends its time in a text, by declaration.
+
+    A worker runs Lean on each text with Lean's profiler, the heaviest declaration comes first.
+    Files, folders and the queue are found as by submit, and the limits are those of a check.
+    Imports count against them, since Lean starts anew.
+
+    Times are wall time on all threads, so a busy machine takes longer. The profiler itself takes
+    time, too. Nothing is judged: for verdicts use submit.
+
+    Exit code: 0 if Lean told, whatever it says of the text; 3 if leanq has no answer of Lean's; 2
+    for wrong usage.
+    """
+    return _run_files(paths, partial(AsyncLeanQClient.check, profile=True), PROFILED, **how)
+
+
+def _run_files(
     paths: Sequence[str],
-    url: str | None,
-    embedded: bool,
-    wait_s: float | None,
-    as_json: bool,
-    how: Check,
     ask: Ask,
     fields: Sequence[str],
+    *,
+    url: str | None,
+    as_json: bool,
+    embedded: bool,
+    wait_s: float | None,
+    **how: Unpack[Check],
 ) -> int:
     """Asks about each file, prints each end as it comes and a summary; returns the exit code.
 
@@ -239,7 +305,7 @@ class _Batch:
         self._sent += 1
         try:
             source = self._early.get(file) or read_source(file)
-            ended = Ended(file, reply=await self._ask(client, source))
+            ended = Ended(file, reply=await self._ask(client, source, **self._how))
         except LeanQError as error:
             ended = Ended(file, error=error)
         self._answered += 1
@@ -288,10 +354,10 @@ def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:
 
 
 async def ends(
-    checks: Iterator[Coroutine[Any, Any, Ended]], beside: AbstractSet[asyncio.Task[None]]
-) -> AsyncIterator[Ended]:
+    checks: Iterator[Coroutine[Any, Any, _T]], beside: AbstractSet[asyncio.Task[None]]
+) -> AsyncIterator[_T]:
     """Yields each check's end as it comes; raises what a task of ``beside`` raises before."""
-    pending: set[asyncio.Task[Ended]] = set()
+    pending: set[asyncio.Task[_T]] = set()
     try:
         while True:
             pending |= {asyncio.create_task(c) for c in islice(checks, _WINDOW - len(pending))}

@@ -1,4 +1,4 @@
-"""``leanq worker``: checks and steps for the queue until told to stop."""
+"""``leanq worker`` and ``leanq up``: checks and steps for a queue until told to stop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ from leanq.lean.sandbox.demands import require_walls as demand
 from leanq.lean.sandbox.sandbox import probe
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import Settings, check_name
+from leanq.queue.up_file import UpFile
 from leanq.worker import Worker
+
+# How long a worker without its server may take to end its requests.
+_WITHOUT_SERVER_S = 5.0
 
 environments = click.option(
     "--env",
@@ -143,6 +147,50 @@ def worker(
     made = make_worker(settings, **how)
     with metrics_page(made, metrics_port, metrics_host):
         asyncio.run(run_until_stopped(made))
+
+
+@click.command()
+@worker_options
+def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
+    """Run a server and a worker that later commands find."""
+    # A worker of a fleet needs none of it.
+    from leanq.local import EmbeddedServer, embedded_settings
+
+    log_to_stderr(False)
+    place = UpFile(os.environ)
+    with EmbeddedServer() as server:
+        settings = embedded_settings(server, os.environ)
+        worker = make_worker(settings, **how)
+
+        async def run() -> None:
+            announcing = asyncio.create_task(announce())
+            serving = asyncio.create_task(run_until_stopped(worker))
+            watching = asyncio.create_task(server.watch())
+            try:
+                await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
+                if watching.done():
+                    # Later commands would find a socket that nobody listens at.
+                    place.remove()
+                    worker.stop(grace_s=0.0)
+                    await asyncio.wait({serving}, timeout=_WITHOUT_SERVER_S)
+                    await watching
+                await serving
+            finally:
+                for task in (announcing, watching, serving):
+                    task.cancel()
+                await asyncio.gather(announcing, watching, serving, return_exceptions=True)
+
+        async def announce() -> None:
+            # Only once a worker is there whose Lean works.
+            await worker.joined.wait()
+            click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
+
+        place.write(settings)
+        try:
+            with metrics_page(worker, metrics_port, metrics_host):
+                asyncio.run(run())
+        finally:
+            place.remove()
 
 
 def cpus() -> int:

@@ -19,7 +19,7 @@ from support.terminals import Terminal, ended, samples, wait_for_line
 import leanq.__main__
 from leanq.client import LeanQClient
 from leanq.commands.replies import lines_of
-from leanq.commands.step import lines_of_step
+from leanq.commands.state import lines_of_step
 from leanq.lean.environment import Environment
 from leanq.queue.requests import CHECKED, Failure, Message, Reply, Sorry, reply_to_json
 from leanq.queue.settings import Settings

@@ -30,7 +30,7 @@ _REQUEST_BYTES = 1 << 17
 
 # What most commands import. Others import theirs when they run, as they do without a server.
 _PRELOADED = (
-    *("submit", "verify", "step", "state", "status", "worker", "pause", "reap", "up"),
+    *("submit", "state", "status", "worker", "pause", "reap"),
     *("campaign", "metrics", "scale", "dead", "doctor", "serve"),
 )
 
