@@ -57,40 +57,27 @@ def names_of(homes: Mapping[str, str], package: str) -> Callable[[str], Any]:
     return find
 
 
-# The public names, each with its module.
+# The public names, by their modules.
 _HOMES = {
-    "AsyncLeanQClient": "leanq.client",
-    "Check": "leanq.producer.request_builder",
-    "ClosedError": "leanq.errors",
-    "Failure": "leanq.queue.requests",
-    "InEnvironment": "leanq.producer.request_builder",
-    "InvalidRequestError": "leanq.errors",
-    "LeanQClient": "leanq.client",
-    "LeanQError": "leanq.errors",
-    "LeanQFuture": "leanq.client",
-    "Message": "leanq.queue.requests",
-    "NoWorker": "leanq.producer.route",
-    "NoWorkerError": "leanq.errors",
-    "Pool": "leanq.local",
-    "QueueError": "leanq.errors",
-    "QueueFullError": "leanq.errors",
-    "Reason": "leanq.queue.requests",
-    "Reply": "leanq.queue.requests",
-    "RequestError": "leanq.errors",
-    "Result": "leanq.producer.stream",
-    "Rule": "leanq.queue.requests",
-    "Settings": "leanq.queue.settings",
-    "Sorry": "leanq.queue.requests",
-    "SubmitOptions": "leanq.producer.request_builder",
-    "Theorem": "leanq.queue.requests",
-    "UnavailableError": "leanq.errors",
-    "UnknownEnvironmentError": "leanq.errors",
-    "UnknownStateError": "leanq.errors",
-    "UsageError": "leanq.errors",
-    "Verdict": "leanq.queue.requests",
-    "WhenFull": "leanq.producer.route",
-    "WorkerError": "leanq.errors",
-    "reward": "leanq.queue.requests",
+    name: f"leanq.{module}"
+    for module, names in {
+        "client": ("AsyncLeanQClient", "LeanQClient", "LeanQFuture"),
+        "errors": (
+            *("ClosedError", "InvalidRequestError", "LeanQError", "NoWorkerError", "QueueError"),
+            *("QueueFullError", "RequestError", "UnavailableError", "UnknownEnvironmentError"),
+            *("UnknownStateError", "UsageError", "WorkerError"),
+        ),
+        "local": ("Pool",),
+        "producer.request_builder": ("Check", "InEnvironment", "SubmitOptions"),
+        "producer.route": ("NoWorker", "WhenFull"),
+        "producer.stream": ("Result",),
+        "queue.requests": (
+            *("Failure", "Message", "Reason", "Reply", "Rule", "Sorry", "Theorem", "Verdict"),
+            "reward",
+        ),
+        "queue.settings": ("Settings",),
+    }.items()
+    for name in names
 }
 __all__ = list(_HOMES)
 if not TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings, until_signal
+from leanq.commands.common import on_queues, queue_settings, until_signal
 from leanq.commands.history import print_history, used_by_tenant, write_history
 from leanq.errors import NotPermittedError, QueueError, UsageError
 from leanq.fleet.shown import counted, duration, plural, printable, table
@@ -82,22 +82,20 @@ def status(
     if watch and since_s is not None:
         raise UsageError("give either --watch or --since")
     settings = queue_settings(url)
+
+    async def look(queues: Sequence[OperatorQueue]) -> FleetStats:
+        await check_shape(queues[0].shard)
+        return await _stats_of(queues)
+
     if watch:
         asyncio.run(until_signal(_watch(settings, as_json)))
     elif since_s is None:
-        record = _record_of(settings, asyncio.run(_look(settings)))
+        record = _record_of(settings, on_queues(url, look))
         click.echo(json.dumps(record, default=str) if as_json else "\n".join(_lines(record)))
     elif out is None:
         print_history(settings, since_s, as_json)
     else:
         write_history(settings, since_s, out)
-
-
-async def _look(settings: Settings) -> FleetStats:
-    """Looks once; raises UsageError if the fleet serves another number of shards."""
-    async with every_queue(settings) as queues:
-        await check_shape(queues[0].shard)
-        return await _stats_of(queues)
 
 
 async def _stats_of(queues: Sequence[OperatorQueue]) -> FleetStats:

@@ -150,35 +150,28 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
         except (InvalidRequestError, TooLargeError) as error:
             # Lean could not read it; that is the model's fault.
             return self._ended("rejected", str(error), 0.0)
+        tactics = [*self._state.tactics[node], action.tactic]
         if reply.verdict == "accepted":
-            return await self._verified(node, action.tactic, timeout_s)
-        if reply.verdict not in LEAN_VERDICTS:
-            return self._ended(reply.verdict or "", feedback(reply), None)
-        if reply.verdict == "incomplete" and reply.state:
-            tactics = [*self._state.tactics[node], action.tactic]
+            code, reply = await self._answer(
+                verified(self._lean, self._state.statement, tactics, self._options), timeout_s
+            )
+            self._done = reply.verdict == "accepted"
+            if self._done:
+                self._state.proof = code
+        elif reply.verdict == "incomplete" and reply.state:
             self._state.states.append(reply.state)
             self._state.tactics.append(tactics)
             self._goals.append(list(reply.goals))
             self._node = len(self._state.states) - 1
-        else:
+        elif reply.verdict in LEAN_VERDICTS:
             self._node = node
-        return self._ended(reply.verdict, feedback(reply), 0.0)
+        reward = float(self._done) if reply.verdict in LEAN_VERDICTS else None
+        return self._ended(reply.verdict or "", feedback(reply), reward)
 
     @property
     def state(self) -> ProofState:
         """The episode's state."""
         return self._state
-
-    async def _verified(self, node: int, last: str, timeout_s: float | None) -> GoalsObservation:
-        tactics = (*self._state.tactics[node], last)
-        code, reply = await self._answer(
-            verified(self._lean, self._state.statement or "", tactics, self._options), timeout_s
-        )
-        self._done = reply.verdict == "accepted"
-        if self._done:
-            self._state.proof = code
-        reward = float(self._done) if reply.verdict in LEAN_VERDICTS else None
-        return self._ended(reply.verdict or "", feedback(reply), reward)
 
     def _ended(self, verdict: str, said: str, reward: float | None) -> GoalsObservation:
         self._state.step_count += 1

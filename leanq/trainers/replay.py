@@ -28,6 +28,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -382,8 +383,7 @@ class ReplayMemory:
             batch = await self.read(offset + passed, limit=limit, wait_s=_BLOCK_S)
             offset = batch.offset
             if len(batch) or batch.unreadable:
-                missed = batch.missed + passed
-                yield ReplayBatch(batch.entries, batch.numbers, offset, missed, batch.unreadable)
+                yield replace(batch, missed=batch.missed + passed)
 
     async def sample(
         self, n: int, *, weighted: bool = False, rng: random.Random | None = None

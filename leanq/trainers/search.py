@@ -20,8 +20,6 @@ from leanq.producer.request_builder import Check
 from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.trainers.strategies import BestFirst, SearchNode, Strategy, ancestors
 
-_VERSION = 1
-
 Ended = Literal["proved", "exhausted", "steps", "time"]
 """How a search ended: with a proof, with nothing left to try, or at its budget."""
 
@@ -106,7 +104,7 @@ class SearchResult:
 
 
 class _Saved(Struct):
-    """All of a search that outlives its process; the counts are those of SearchProgress."""
+    """All of a search that outlives its process; its counts are those of SearchProgress."""
 
     statement: str
     nodes: list[SearchNode] = []
@@ -115,7 +113,6 @@ class _Saved(Struct):
     elapsed_s: float = 0.0
     unanswered: dict[str, int] = {}
     refused: dict[str, int] = {}
-    version: int = _VERSION
 
     def __post_init__(self) -> None:
         self.unanswered, self.refused = Counter(self.unanswered), Counter(self.refused)
@@ -184,14 +181,12 @@ class ProofSearch:
         """Returns the search that :meth:`save` wrote; other arguments as for a new one.
 
         Raises:
-            DataError: the bytes are no search, or one of a later release.
+            DataError: the bytes are no search.
         """
         try:
             read = msgspec.msgpack.decode(saved, type=_Saved)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"these bytes are no saved search: {error}") from None
-        if read.version > _VERSION:
-            raise DataError("the search was saved by a later release than this one")
         if not _is_tree(read.nodes):
             raise DataError("these bytes are no saved search: its states are not a tree")
         search = cls(read.statement, policy, **how)
