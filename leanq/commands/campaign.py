@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("leanq.campaign")
 
 _SHAPES = ("auto", "plain", "kimina", "lean-workbook", "minif2f", "proofnet", "putnambench")
+# The most rows of a report's list. A terminal shows few; the page has the rest.
+_PRINTED_ROWS, _WRITTEN_ROWS = 30, 2000
 # The fields of a data set that an option names.
 _FIELDS = {
     "id": "a row's id [default: id, or the shape's]",
@@ -307,9 +309,50 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
 
     Prints the report, and writes it as one HTML page that works offline.
     """
-    from leanq.commands.report import report as run_it
+    from leanq.campaigns.report.comparison import Comparator
+    from leanq.campaigns.report.figures import summarise
+    from leanq.campaigns.report.outcomes import one_line, outcomes
+    from leanq.campaigns.report.page import page
+    from leanq.campaigns.report.sections import sections, text
+    from leanq.campaigns.results import read_results
 
-    return run_it(results, against, output, as_json)
+    path = _page_path(results, against, output)
+    comparison = before = None
+    if against is None:
+        found = summarise(outcomes(read_results(results), results))
+    else:
+        comparator = Comparator()
+        before = summarise(comparator.old(outcomes(read_results(against), against)))
+        found = summarise(comparator.new(outcomes(read_results(results), results)))
+        comparison = comparator.result()
+    title = one_line(f"Report on {Path(results).name}")
+    intro = one_line(results if against is None else f"{results} against {against}", 1000)
+    shown = before if comparison and comparison.matched else None
+    parts = sections(found, comparison, before, _WRITTEN_ROWS)
+    try:
+        path.write_text(page(title, intro, found, shown, parts), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or path}: {error.strerror}") from None
+    if as_json:
+        changes = None
+        if before and comparison:
+            changes = {"results": against, "before": asdict(before), **asdict(comparison)}
+        record = {"results": results, **asdict(found), "against": changes, "written": str(path)}
+        click.echo(json.dumps(record))
+    else:
+        click.echo(f"{intro}\n\n{text(sections(found, comparison, before, _PRINTED_ROWS))}\n")
+        click.echo(f"written: {path}")
+    return EXIT_OK
+
+
+def _page_path(results: str, against: str | None, output: str | None) -> Path:
+    for path in (Path(results), Path(output or results)):
+        if not path.name:
+            raise UsageError(f"{path} is a folder")
+    page_path = Path(output) if output else Path(results).with_suffix(".report.html")
+    if page_path.resolve() in {Path(each).resolve() for each in (results, against) if each}:
+        raise UsageError(f"the report would overwrite {page_path}; name another file for it")
+    return page_path
 
 
 async def _run(

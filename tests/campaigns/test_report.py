@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.records import Record, bad, done, said
 
-from leanq.commands.report import report
+from leanq.commands.campaign import report as command
 from leanq.errors import UsageError
+
+report: Any = command.callback
 
 
 def write(path: Path, records: Iterable[Record]) -> str:
