@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -151,7 +150,7 @@ def alias(url: str | None, as_json: bool, name: str, target: str | None, drop: b
 @env.command()
 @environments
 @options.lean_program
-def prepare(environments: Sequence[str], lean: str | None) -> None:
+def prepare(environments: Sequence[str], lean: str | None) -> int:
     """Fill this machine's cache with what a worker needs to know of environments.
 
     Hashes their compiled files, looks for syntax that evaluates what a text wrote, writes all
@@ -170,8 +169,7 @@ def prepare(environments: Sequence[str], lean: str | None) -> None:
         for module, why in unread.items():
             click.echo(printable(f"  {module} cannot be imported by what is judged: {why}"))
         faults.append(fault)
-    if any(faults):
-        sys.exit(1)
+    return int(any(faults))
 
 
 @env.command()

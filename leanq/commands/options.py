@@ -19,8 +19,9 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Kept in the command's context, since only the client needs it.
-_INSECURE_HTTP = "leanq.insecure_http"
+INSECURE_HTTP = "leanq.insecure_http"
+"""Whether the running command was given ``--insecure-http``, in its context: only the client needs
+it."""
 
 
 class Duration(click.ParamType[float]):
@@ -130,12 +131,7 @@ queue = combined(url, as_json)
 
 
 def _keep(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.meta[_INSECURE_HTTP] = value
-
-
-def allows_insecure_http() -> bool:
-    """Returns whether the running command was given ``--insecure-http``."""
-    return bool(click.get_current_context().meta.get(_INSECURE_HTTP))
+    context.meta[INSECURE_HTTP] = value
 
 
 client = combined(

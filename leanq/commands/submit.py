@@ -350,7 +350,8 @@ async def queue_at(
 
 def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:
     """Returns the client of the running command."""
-    return AsyncLeanQClient(place, insecure_http=options.allows_insecure_http(), **how)
+    insecure = bool(click.get_current_context().meta.get(options.INSECURE_HTTP))
+    return AsyncLeanQClient(place, insecure_http=insecure, **how)
 
 
 async def ends(

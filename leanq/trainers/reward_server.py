@@ -21,10 +21,10 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from leanq.errors import LeanQError, NoRewardError, QueueError, UsageError
+from leanq.errors import NoRewardError, QueueError, UsageError
 from leanq.trainers.rewards import LeanReward, with_group_means
 
 MAX_BODY_BYTES = 64 << 20
@@ -43,7 +43,10 @@ def make_app(score: LeanReward) -> Starlette:
                 told = json.dumps(await answer(await _body(request)))
                 return Response(told, media_type="application/json")
             except (UsageError, NoRewardError, QueueError) as error:
-                return _refusal(error)
+                status = 422 if isinstance(error, UsageError) else 503
+                told = json.dumps({"error": type(error).__name__, "detail": str(error)})
+                headers = {"Retry-After": "5"} if status == 503 else None
+                return Response(told, status, headers, "application/json")
 
         return Route(path, endpoint, methods=["POST"])
 
@@ -145,9 +148,3 @@ def _last_text(response: Any) -> str:
             texts = (part.get("text") for part in parts if isinstance(part, Mapping))
             return "".join(text for text in texts if isinstance(text, str))
     return ""
-
-
-def _refusal(error: LeanQError) -> Response:
-    status = 422 if isinstance(error, UsageError) else 503
-    told = {"error": type(error).__name__, "detail": str(error)}
-    return JSONResponse(told, status, headers={"Retry-After": "5"} if status == 503 else None)

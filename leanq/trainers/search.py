@@ -249,7 +249,9 @@ class ProofSearch:
         try:
             async with asyncio.timeout(max_s) as budget:
                 if not self.nodes:
-                    await self._open(lean)
+                    state, goal = await opened(lean.check(self.statement, **self._options))
+                    self._known[state] = 0
+                    self.nodes.append(SearchNode(state, (goal,)))
                 self._strategy.start(self.nodes)
                 ended = await self._search(lean)
         except TimeoutError:
@@ -259,11 +261,6 @@ class ProofSearch:
         finally:
             self._so_far.elapsed_s, self._since_s = self.progress.elapsed_s, None
         return self._found or SearchResult(ended, self.progress)
-
-    async def _open(self, lean: Prover) -> None:
-        state, goal = await opened(lean.check(self.statement, **self._options))
-        self._known[state] = 0
-        self.nodes.append(SearchNode(state, (goal,)))
 
     async def _search(self, lean: Prover) -> Ended:
         running: set[asyncio.Task[Any]] = set()

@@ -57,6 +57,7 @@ class Strategy:
 
     def start(self, nodes: Sequence[SearchNode]) -> None:
         """Starts or resumes a search with these nodes; the list grows with the search."""
+        self._nodes = nodes
         for number, node in enumerate(nodes):
             if node.status == "open":
                 self.added(number)
@@ -76,12 +77,8 @@ class Strategy:
 class BestFirst(Strategy):
     """Takes the open node with the highest score first."""
 
-    def __init__(self) -> None:
-        self._nodes: Sequence[SearchNode] = ()
-        self._heap: list[tuple[float, int]] = []
-
     def start(self, nodes: Sequence[SearchNode]) -> None:
-        self._nodes, self._heap = nodes, []
+        self._heap: list[tuple[float, int]] = []
         super().start(nodes)
 
     def added(self, number: int) -> None:
@@ -96,14 +93,11 @@ class Beam(Strategy):
 
     def __init__(self, width: int = 16) -> None:
         self._width = width
-        self._nodes: Sequence[SearchNode] = ()
+
+    def start(self, nodes: Sequence[SearchNode]) -> None:
         self._levels: defaultdict[int, list[int]] = defaultdict(list)
         self._chosen: list[int] = []
         self._under_way = 0
-
-    def start(self, nodes: Sequence[SearchNode]) -> None:
-        self._nodes, self._chosen, self._under_way = nodes, [], 0
-        self._levels.clear()
         super().start(nodes)
 
     def added(self, number: int) -> None:
@@ -139,17 +133,14 @@ class MonteCarlo(Strategy):
 
     def __init__(self, exploration: float = 1.5) -> None:
         self._exploration = exploration
-        self._nodes: Sequence[SearchNode] = ()
+
+    def start(self, nodes: Sequence[SearchNode]) -> None:
         self._children: defaultdict[int, list[int]] = defaultdict(list)
         self._priors: dict[int, float] = {}
         self._pending: defaultdict[int, int] = defaultdict(int)
         # Nodes that are being expanded, or have no open node below them.
         self._closed: set[int] = set()
-
-    def start(self, nodes: Sequence[SearchNode]) -> None:
-        self._nodes = nodes
-        for kept in (self._children, self._priors, self._pending, self._closed):
-            kept.clear()
+        super().start(nodes)
         for number, node in enumerate(nodes):
             if node.parent is not None:
                 self._children[node.parent].append(number)

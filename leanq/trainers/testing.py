@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -37,9 +37,6 @@ from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
 from leanq.producer.route import Route, Waiter
 from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict, content_of
 from leanq.queue.settings import Settings
-
-if TYPE_CHECKING:
-    from leanq.worker import Worker
 
 _REASONS: dict[Verdict, Reason] = {
     "unverified": "runs_programs",
@@ -289,7 +286,7 @@ def lean_queue() -> Iterator[Settings]:
     from leanq.lean.environment import open_environment
     from leanq.lean.fork_server.server import ForkRules
     from leanq.lean.lean_driver import LeanDriver, machine_cache
-    from leanq.local import EmbeddedServer, embedded_settings
+    from leanq.local import EmbeddedServer, embedded_settings, running
     from leanq.worker import Worker
 
     try:
@@ -303,23 +300,15 @@ def lean_queue() -> Iterator[Settings]:
             forks=ForkRules(compare_every=settings.compare_every),
         )
         worker = Worker(settings, [driver], slots=slots)
-        with contextlib.closing(server), server, _at_work(worker):
-            yield settings
+        thread, stack = LoopThread("leanq-testing"), contextlib.AsyncExitStack()
+        with contextlib.closing(server), server:
+            try:
+                thread.run(stack.enter_async_context(running(worker)))
+                yield settings
+            finally:
+                thread.stop(stack.aclose)
     except LeanQError as error:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no queue with Lean here: {error}")
-
-
-@contextlib.contextmanager
-def _at_work(worker: Worker) -> Iterator[None]:
-    from leanq.local import running
-
-    thread = LoopThread("leanq-testing")
-    stack = contextlib.AsyncExitStack()
-    try:
-        thread.run(stack.enter_async_context(running(worker)))
-        yield
-    finally:
-        thread.stop(stack.aclose)
 
 
 @pytest.fixture
