@@ -109,10 +109,8 @@ class _Tree(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name.startswith("-"):
-            return None
         if cmd_name not in _COMMANDS:
-            raise click.NoSuchCommand(cmd_name, possibilities=_COMMANDS, ctx=ctx)
+            return None
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"leanq.commands.{_MODULES.get(name, name)}")
         command: click.Command = getattr(module, name)
@@ -131,6 +129,13 @@ class _Tree(click.Group):
                     ],
                     col_max=max(map(len, _COMMANDS)),
                 )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise click.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
