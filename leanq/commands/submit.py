@@ -78,7 +78,7 @@ def submit(paths: tuple[str, ...], **how: Any) -> int:
     3 if leanq has no verdict of Lean's, or no Redis answers. Of several codes, the highest counts.
     2 means wrong usage, or files that cannot be read or are empty; nothing is sent then.
     """
-    return _run_files(paths, AsyncLeanQClient.check, CHECKED, **how)
+    return _run_files(paths, _check, CHECKED, **how)
 
 
 @click.command()
@@ -152,7 +152,11 @@ def profile(paths: tuple[str, ...], **how: Any) -> int:
     Exit code: 0 if Lean told, whatever it says of the text; 3 if leanq has no answer of Lean's; 2
     for wrong usage.
     """
-    return _run_files(paths, partial(AsyncLeanQClient.check, profile=True), PROFILED, **how)
+    return _run_files(paths, partial(_check, profile=True), PROFILED, **how)
+
+
+def _check(client: AsyncLeanQClient, code: str, **how: Unpack[Check]) -> Any:
+    return client.check(code, **how)
 
 
 def _run_files(
