@@ -42,7 +42,15 @@ _GROUPS = {
     "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
     "Data": ("campaign", "export-traces"),
     "Operate": (
-        *("status", "trace", "report", "metrics", "pause", "resume", "tenant", "dead", "reap"),
+        "status",
+        "trace",
+        "report",
+        "metrics",
+        "pause",
+        "resume",
+        "tenant",
+        "dead",
+        "reap",
     ),
 }
 _COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
