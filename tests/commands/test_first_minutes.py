@@ -36,6 +36,7 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["click", "asyncio", "redis", "leanq.commands.replies"])
 def test_ctrl_c_while_the_program_is_imported_shows_no_traceback(
     terminal: Terminal, module: str

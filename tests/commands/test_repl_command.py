@@ -77,6 +77,7 @@ async def test_a_killed_worker_leaves_no_repl(place: Terminal, core: Environment
     await eventually(lambda: place.run("reap").code == 0 and shown("workers") == [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -156,24 +156,22 @@ def promtool(*arguments: str | Path) -> None:
 # Queries
 
 
-@pytest.fixture(params=QUERIES, ids=[f"{n}: {each.where}" for n, each in enumerate(QUERIES)])
-def query(request: pytest.FixtureRequest) -> Query:
-    found: Query = request.param
-    return found
-
-
-def test_metrics_and_labels_exist(query: Query) -> None:
-    found = uses(query.text)
-    assert found
-    known = set().union(*(use.labels for use in found))
-    for use in found:
-        for label, how, value in use.matchers:
-            assert label in use.labels, f"{use.name} has no label {label}"
-            if value != "$environment":
-                _check_values(use.metric, label, how, value)
-    grouped = {word for words in _BY.findall(query.text) for word in re.split(r", *", words)}
-    assert grouped <= known | SCRAPED
-    assert set(re.findall(r"\{\{(\w+)\}\}", query.legend)) <= grouped
+def test_metrics_and_labels_exist(subtests: pytest.Subtests) -> None:
+    for query in QUERIES:
+        with subtests.test(query.where):
+            found = uses(query.text)
+            assert found
+            known = set().union(*(use.labels for use in found))
+            for use in found:
+                for label, how, value in use.matchers:
+                    assert label in use.labels, f"{use.name} has no label {label}"
+                    if value != "$environment":
+                        _check_values(use.metric, label, how, value)
+            grouped = {
+                word for words in _BY.findall(query.text) for word in re.split(r", *", words)
+            }
+            assert grouped <= known | SCRAPED
+            assert set(re.findall(r"\{\{(\w+)\}\}", query.legend)) <= grouped
 
 
 def _check_values(metric: Metric, label: str, how: str, value: str) -> None:
@@ -218,23 +216,27 @@ def test_a_living_fleet_tells_what_is_asked_for(terminal: Terminal, settings: Se
         assert ended(process).code == 0
 
 
-def test_counters_are_rates_and_gauges_are_not(query: Query) -> None:
-    for use in uses(query.text):
-        if use.metric.kind == "gauge":
-            assert use.has_range is use.before.endswith(("delta(", "_over_time(")), use.name
-        else:
-            assert use.has_range, use.name
-            assert re.search(r"(rate|increase)\(\Z", use.before), use.name
+def test_counters_are_rates_and_gauges_are_not(subtests: pytest.Subtests) -> None:
+    for query in QUERIES:
+        with subtests.test(query.where):
+            for use in uses(query.text):
+                if use.metric.kind == "gauge":
+                    assert use.has_range is use.before.endswith(("delta(", "_over_time(")), use.name
+                else:
+                    assert use.has_range, use.name
+                    assert re.search(r"(rate|increase)\(\Z", use.before), use.name
 
 
-def test_what_every_exporter_tells_is_counted_once(query: Query) -> None:
+def test_what_every_exporter_tells_is_counted_once(subtests: pytest.Subtests) -> None:
     """By `max`, and within it by each label that can differ, or parts of it would be lost."""
-    for use in uses(query.text):
-        if use.metric.name in SHARED and not use.before.endswith("absent("):
-            most = _MAX.search(use.before)
-            assert most, f"{use.name} of two exporters would count twice"
-            fixed = {label for label, how, _ in use.matchers if how == "="}
-            assert use.labels - fixed <= set(re.split(r", *", most["by"] or ""))
+    for query in QUERIES:
+        with subtests.test(query.where):
+            for use in uses(query.text):
+                if use.metric.name in SHARED and not use.before.endswith("absent("):
+                    most = _MAX.search(use.before)
+                    assert most, f"{use.name} of two exporters would count twice"
+                    fixed = {label for label, how, _ in use.matchers if how == "="}
+                    assert use.labels - fixed <= set(re.split(r", *", most["by"] or ""))
 
 
 def test_the_syntax_of_the_dashboards_queries(tmp_path: Path) -> None:

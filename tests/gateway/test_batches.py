@@ -209,6 +209,7 @@ async def test_a_batch_that_the_gateway_cuts_short_says_so(
         assert answer.json()["verdict"] == "accepted"
 
 
+@pytest.mark.slow
 async def test_results_that_nobody_reads_count_as_outstanding(
     settings: Settings, scripted: Scripted, tmp_path: Path
 ) -> None:

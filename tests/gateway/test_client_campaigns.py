@@ -123,6 +123,7 @@ async def test_one_is_submitted_steered_and_ended_before_any_worker_has_it(ask: 
     assert (await ask("retry", made.id)).state == "queued"
 
 
+@pytest.mark.slow
 async def test_one_that_is_submitted_again_by_its_name_is_the_same(ask: Ask) -> None:
     made = await ask("submit", ROWS, timeout_s=60, request_id="sweep-1")
     assert await ask("submit", iter(ROWS), timeout_s=60.0, request_id="sweep-1") == made

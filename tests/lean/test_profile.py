@@ -208,6 +208,7 @@ def test_no_text_keeps_a_worker_from_its_heartbeats(code: str, places: Iterable[
     assert sum(row.ms for row in reply.profile.declarations) > 0
 
 
+@pytest.mark.slow
 def test_deep_namespaces_cost_no_memory() -> None:
     code = "namespace a\n" * 10_000 + "theorem x := y\n" * 20_000
     tracemalloc.start()

@@ -40,6 +40,7 @@ async def test_who_connects_while_it_is_closed_stays_closed(
         await eventually(lambda: way.connections == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(1, 8))
 async def test_a_closing_that_is_cancelled_goes_to_its_end(
     settings: Settings, tmp_path: Path, turns: int

@@ -59,6 +59,7 @@ def test_a_history_has_what_it_should_bring() -> None:
         assert sum(f.kind in CHARGING for f in plan.failures) == (0 if kills else MAX_ATTEMPTS - 1)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_history(real: RealServer) -> None:
     first, second = play(drawn(2), real), play(drawn(2), real)
     assert first.events == second.events

@@ -170,6 +170,7 @@ async def test_candidates(auditor: Auditor, code: str, expected: Findings) -> No
     assert await auditor(PRELUDE + code) == expected
 
 
+@pytest.mark.slow
 async def test_what_is_allowed_by_whom(auditor: Auditor) -> None:
     code = f"{PRELUDE}axiom mine : False\ntheorem t (p : Prop) : p := mine.elim"
     assert (await auditor(code, allowed=["mine"])).forbidden == ()

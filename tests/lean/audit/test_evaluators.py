@@ -103,6 +103,7 @@ def library(lean: Lean, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_words_are_those_of_syntax_that_evaluates(library: Path) -> None:
     assert scan((library / "nowhere", library)) == Evaluators(
         words={

@@ -204,6 +204,7 @@ async def test_only_clean_files_of_one_tenant_follow_one_another(
     assert one != other
 
 
+@pytest.mark.slow
 async def test_a_fork_that_dies_between_two_files_costs_neither(
     judges: Judges, files: dict[str, Ask], forks: Forks
 ) -> None:

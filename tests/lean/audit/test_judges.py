@@ -113,6 +113,7 @@ async def test_names_of_the_kernel_may_be_declared_as_the_library_does(
     assert (await judged(judges, read_parts(path), other)).rule == "reserved_name"
 
 
+@pytest.mark.slow
 async def test_a_check_that_was_skipped_is_made_up_for(judges: Judges, lean: Lean) -> None:
     code = f"{PRELUDE}set_option debug.skipKernelTC true\n"
     code += "theorem t : False := by\n  exact id (α := False) (unsafe lcProof)\n"

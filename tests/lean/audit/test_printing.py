@@ -111,6 +111,7 @@ theorem t : "five" = "five" → @OfNat.ofNat Nat (nat_lit 5) five = 3 := fun _ =
     assert "@OfNat.ofNat Nat (nat_lit 5) five" in (await stated(judges, lean, code))["t"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", UNUSED)
 async def test_an_instance_beside_a_variable_is_shown(
     judges: Judges, lean: Lean, variable: str

@@ -73,6 +73,7 @@ async def preloaded(environment: Environment) -> AsyncIterator[Lean]:
         yield lean
 
 
+@pytest.mark.slow
 async def test_a_trial_that_is_to_end_lean_is_no_death(core: Environment) -> None:
     before = COUNTS.copy()
     command = tuple(Lean(core, slots=1).command(COMPILE[:2]))
@@ -516,6 +517,7 @@ def test_what_a_fork_that_ended_badly_is_believed(end: Exit, doubtful: bool) -> 
     assert _is_doubtful(end) == doubtful
 
 
+@pytest.mark.slow
 async def test_one_that_says_something_else_is_given_up(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,17 +93,8 @@ SOURCES = {
 }
 
 
-# In it are a declaration before, and an end of file that says more.
-QUICK = ("a section around",)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(source, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, source in SOURCES.items()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 async def test_lean_says_the_same_behind_a_prefix(behind: Behind, source: str) -> None:
     first = source.index("sorry", source.rindex("by\n"))
     codes = [source[:first] + text + source[first + 5 :] for text in (CLOSED, "skip", "exact h")]

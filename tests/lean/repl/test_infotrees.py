@@ -22,6 +22,7 @@ def made(text: str) -> list[dict[str, Any]]:
     return [{"node": {"stx": {"pp": text.strip()}}, "kind": "CommandInfo", "children": []}]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRANSCRIPTS.exists(), reason=f"there are no transcripts in {TRANSCRIPTS}")
 @pytest.mark.parametrize("name", ["infotree", "infotree_theorem"])
 async def test_a_reply_has_the_tree_that_was_recorded(site: Site, name: str) -> None:
@@ -46,6 +47,7 @@ async def test_every_verdict_of_leans_comes_with_its_tree(site: Site) -> None:
         assert (reply.error, tree_of(reply)) == (None, made(text))
 
 
+@pytest.mark.slow
 async def test_a_text_that_the_repl_cannot_tell_of_has_a_verdict_and_says_why_no_tree(
     site: Site,
 ) -> None:

@@ -124,6 +124,7 @@ async def test_the_limit_of_memory(site: Site) -> None:
         assert await verdict(driver, f"{BAD}-- standin:bloat=60", memory_mb=100) == "rejected"
 
 
+@pytest.mark.slow
 async def test_cancelling_ends_what_runs(site: Site) -> None:
     driver = await site.standin()
     task = asyncio.create_task(driver.run(check(f"{GOOD}-- standin:spin", audit=False)))

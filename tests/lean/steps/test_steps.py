@@ -275,6 +275,7 @@ async def test_a_tactic_that_closes_several_goals_beside_another_hole(lean: Lean
     assert (reply.verdict, reply.axioms) == ("accepted", ("sorryAx",))
 
 
+@pytest.mark.slow
 async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "constructor\nexact sorry")
