@@ -7,25 +7,22 @@ its edges:
 
 | first byte | then | then as msgpack | what the record stands for |
 | --- | --- | --- | --- |
-| ``R`` | | ``[version, fingerprint, source, holes]`` | a source, which is no state |
+| ``R`` | | ``[fingerprint, code, holes]`` | a source, which is no state |
 | ``S`` | id of a source | ``number`` | the goal in that hole of the source |
-| ``S`` | id of a state | ``tactic`` | the goals that the tactic leaves |
-| ``S`` | id of a state | ``[tactic, holes]`` | the same, of a tactic with a ``sorry`` in it |
+| ``S`` | id of a state | ``[tactic, holes, null]`` | the goals that the tactic leaves |
 | ``S`` | id of a state | ``[tactic, holes, number]`` | the goal in that hole of the tactic |
 
 An id is the 32 bytes of the BLAKE2b-256 hash of the record. The record holds its parent's id, so
-the id is a hash of the whole recipe, and no recipe can pass for another. Holes are pairs of an
-offset in characters and the number of a :data:`Form`.
+the id is a hash of the whole recipe, and no recipe can pass for another.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar
 
-import msgpack
+import msgspec
 import zstandard
 
 from leanq.errors import RecipeError
@@ -40,22 +37,19 @@ MAX_STEPS = 10_000
 MAX_LEVELS = 50
 """How deep a hole of a tactic may lie in holes of tactics."""
 
-_VERSION = 1
 _MOST_EXPORTED_BYTES = 4 * MAX_REQUEST_BYTES
-_FORMS: tuple[Form, ...] = get_args(Form)
 _MAGIC = b"leanq-state-1\n"
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
+class Hole(msgspec.Struct, frozen=True, array_like=True):
     """A ``sorry``: its offset in characters, and its form."""
 
     offset: int
     form: Form
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, array_like=True):
     """A Lean source as it was checked, in the environment of this fingerprint."""
 
     fingerprint: str
@@ -63,12 +57,10 @@ class Source:
     holes: tuple[Hole, ...]
 
     def record(self) -> bytes:
-        body = [_VERSION, self.fingerprint, self.code, _plain(self.holes)]
-        return b"R" + _pack(body)
+        return b"R" + msgspec.msgpack.encode(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Tactic:
+class Tactic(msgspec.Struct, frozen=True, array_like=True):
     """A tactic that worked, and the number of its own open hole, if it has one."""
 
     text: str
@@ -76,8 +68,12 @@ class Tactic:
     opened: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+_SOURCES = msgspec.msgpack.Decoder(Source)
+_NUMBERS, _TACTICS = msgspec.msgpack.Decoder(int), msgspec.msgpack.Decoder(Tactic)
+_EXPORTS = msgspec.msgpack.Decoder(tuple[str, list[bytes]])
+
+
+class Recipe(msgspec.Struct, frozen=True):
     """A source, the number of its open hole, and the tactics so far."""
 
     source: Source
@@ -117,8 +113,7 @@ def record_id(record: bytes) -> str:
 def record_after(parent: str, difference: int | Tactic) -> tuple[str, bytes]:
     """Returns the id and the record behind the record ``parent``: the number of an opened hole
     behind a source, or a tactic behind a state."""
-    plain = difference if isinstance(difference, int) else _difference(difference)
-    record = b"S" + bytes.fromhex(parent) + _pack(plain)
+    record = b"S" + bytes.fromhex(parent) + msgspec.msgpack.encode(difference)
     return record_id(record), record
 
 
@@ -140,21 +135,25 @@ def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
         RecipeError: the records do not match their ids, or are of a later release.
     """
     expected = state
-    differences: list[object] = []
+    differences: list[bytes] = []
     for record in records:
         if record_id(record) != expected:
             raise RecipeError(f"the recipe of state {state} is damaged")
         if record[:1] == b"R":
             break
         expected = record[1:33].hex()
-        differences.append(_unpack(record[33:]))
+        differences.append(record[33:])
     else:
         raise RecipeError(f"the recipe of state {state} does not lead to a source")
-    source = _read_source(_unpack(record[1:]))
+    source = _decoded(_SOURCES, record[1:])
     if not differences:
         raise RecipeError(f"{state} is the id of a source, not of a state")
-    opened, *tactics = reversed(differences)
-    recipe = Recipe(source, _number(opened, source.holes), tuple(map(_read_tactic, tactics)))
+    opened = _decoded(_NUMBERS, differences.pop())
+    tactics = tuple(_decoded(_TACTICS, each) for each in reversed(differences))
+    _check_holes(source.holes, source.code, opened)
+    for tactic in tactics:
+        _check_holes(tactic.holes, tactic.text, tactic.opened)
+    recipe = Recipe(source, opened, tactics)
     if recipe.levels > MAX_LEVELS:
         raise RecipeError(f"a recipe with more than {MAX_LEVELS} holes one in another")
     return recipe
@@ -164,7 +163,7 @@ def pack_export(recipe: Recipe) -> bytes:
     """Returns bytes that mean the same state wherever the same environment is."""
     chain = recipe.records()
     records = [record for _, record in reversed(chain)]
-    body = zstandard.compress(_pack([chain[-1][0], records]))
+    body = zstandard.compress(msgspec.msgpack.encode((chain[-1][0], records)))
     return _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
 
 
@@ -187,82 +186,29 @@ def unpack_export(blob: bytes) -> Recipe:
         raise RecipeError("the exported state is damaged: it cannot be decompressed") from None
     if len(data) > _MOST_EXPORTED_BYTES:
         raise RecipeError(f"the exported state has more than {_MOST_EXPORTED_BYTES} bytes")
-    match _unpack(data):
-        case [str(state), list(records)] if all(isinstance(each, bytes) for each in records):
-            if len(records) > MAX_STEPS:
-                raise RecipeError(f"the exported state has more than {MAX_STEPS} steps")
-            return read_recipe(state, records)
-    raise RecipeError("the exported state is damaged: it holds no recipe")
+    state, records = _decoded(_EXPORTS, data)
+    if len(records) > MAX_STEPS:
+        raise RecipeError(f"the exported state has more than {MAX_STEPS} steps")
+    return read_recipe(state, records)
 
 
-def _difference(tactic: Tactic) -> object:
-    if not tactic.holes:
-        return tactic.text
-    opened = [] if tactic.opened is None else [tactic.opened]
-    return [tactic.text, _plain(tactic.holes), *opened]
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"a recipe that cannot be read, or of a later release: {error}") from None
 
 
-def _read_source(value: object) -> Source:
-    match value:
-        case [int(version), *_] if version > _VERSION:
-            raise RecipeError("the recipe is of a later release than this one")
-        case [int(), str(fingerprint), str(code), list(holes)]:
-            return Source(fingerprint, code, _read_holes(holes, code))
-    raise RecipeError("a recipe with a source that cannot be read")
-
-
-def _read_tactic(value: object) -> Tactic:
-    match value:
-        case str(text):
-            return Tactic(text)
-        case [str(text), list(holes)]:
-            return Tactic(text, _read_holes(holes, text))
-        case [str(text), list(holes), opened]:
-            read = _read_holes(holes, text)
-            return Tactic(text, read, _number(opened, read))
-    raise RecipeError("a recipe with a tactic that cannot be read")
-
-
-def _read_holes(values: list[Any], text: str) -> tuple[Hole, ...]:
-    holes: list[Hole] = []
-    for value in values:
-        match value:
-            case [int(offset), int(form)] if 0 <= form < len(_FORMS):
-                holes.append(Hole(offset, _FORMS[form]))
-            case _:
-                raise RecipeError("a recipe with a hole that cannot be read")
+def _check_holes(holes: Sequence[Hole], text: str, opened: int | None) -> None:
+    """Raises RecipeError unless the text has these holes, and the opened one is one of them."""
     ends = [0, *(hole.offset + len("sorry") for hole in holes)]
     if any(hole.offset < end for hole, end in zip(holes, ends, strict=False)):
         raise RecipeError("a recipe with holes that overlap")
     if any(not text.startswith("sorry", hole.offset) for hole in holes):
         raise RecipeError("a recipe with a hole where there is no sorry")
-    return tuple(holes)
-
-
-def _number(value: object, holes: Sequence[Hole]) -> int:
-    if not (type(value) is int and 0 <= value < len(holes)):
+    if opened is None:
+        return
+    if not 0 <= opened < len(holes):
         raise RecipeError("a recipe that opens a hole which is not there")
-    if holes[value].form == "unknown":
+    if holes[opened].form == "unknown":
         raise RecipeError("a recipe that opens a hole of unknown form")
-    return value
-
-
-def _plain(holes: Sequence[Hole]) -> list[list[int]]:
-    return [[hole.offset, _FORMS.index(hole.form)] for hole in holes]
-
-
-def _pack(value: object) -> bytes:
-    data: bytes = msgpack.packb(value)
-    return data
-
-
-def _unpack(data: bytes) -> object:
-    try:
-        value: object = msgpack.unpackb(data, raw=False, timestamp=0, ext_hook=_no_extension)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
-        raise RecipeError("a recipe that cannot be read") from None
-    return value
-
-
-def _no_extension(code: int, _data: bytes) -> object:
-    raise ValueError(f"extension type {code}")

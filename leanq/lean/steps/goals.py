@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
@@ -49,7 +51,10 @@ async def look(
         if not missing or not (found or misread):
             break
         missing |= {number: _FLIPPED[missing[number]] for number in misread}
-    known = (replace(hole, form=forms.get(number, "unknown")) for number, hole in enumerate(holes))
+    known = (
+        structs.replace(hole, form=forms.get(number, "unknown"))
+        for number, hole in enumerate(holes)
+    )
     return Seen(tuple(known), goals)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count
 
@@ -399,7 +399,7 @@ def draft_trial(
         axioms = "".join(map(_STAND_IN.format, draft.stand_ins))
         draft.add(code[:end] + ("\n" if end else "") + axioms)
         code = code[end:]
-        holes = tuple(replace(hole, offset=hole.offset - end) for hole in holes)
+        holes = tuple(structs.replace(hole, offset=hole.offset - end) for hole in holes)
     fill_holes(code, holes, recipe.opened, 0)
     return draft
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -36,7 +36,7 @@ class Move:
 
     def opened(self, tactic: Tactic, numbers: Iterable[int]) -> dict[int, tuple[str, bytes]]:
         """Returns the states in the holes of the tactic with these numbers, and their records."""
-        return {n: record_after(self.state, replace(tactic, opened=n)) for n in numbers}
+        return {n: record_after(self.state, structs.replace(tactic, opened=n)) for n in numbers}
 
     def told(self, draft: Draft, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Returns the messages about the tactic, with places in it. An error elsewhere is its fault

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.sites import Site, sample
 
 from leanq.lean.lean_driver import LeanDriver
@@ -423,7 +424,7 @@ async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
     last = await lean.step(deep.id, "exact id sorry")
     assert (last.verdict, last.state) == ("incomplete", None)
     assert (await lean.step(deep.id, "exact h")).verdict == "accepted"
-    deeper = replace(deep, tactics=(inner,) * (MAX_LEVELS + 1))
+    deeper = structs.replace(deep, tactics=(inner,) * (MAX_LEVELS + 1))
     refused = await lean.driver.run(Request("import", payload=pack_export(deeper)))
     assert refused.error is not None
 
