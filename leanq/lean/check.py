@@ -29,14 +29,14 @@ from leanq.lean.audit.judge_client import JudgeLimitError, Judgement, Judges, Pa
 from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
-from leanq.lean.diagnostics import Outcome
+from leanq.lean.diagnostics import Outcome, noted
 from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import Examples, may_have_examples
 from leanq.lean.notes import examples_in, may_name_sorry, names_sorry, writes_sorry
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
 from leanq.queue.metrics import count
-from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
+from leanq.queue.requests import LEAN_VERDICTS, Failure, Reason, Reply, Request, Theorem
 
 # An example that is compiled under a name is no less right for being a definition.
 NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
@@ -90,12 +90,10 @@ class Auditor:
 
     def _imported(self, header: Header) -> ImportedAxioms:
         key = (str(header.is_prelude), *header.imports)
-        known = self._known.get(key)
-        if known is None:
-            find_olean = self._lean.environment.find_olean
-            read = self.judges.axioms
-            known = self._known[key] = ImportedAxioms(header, self._lean.ask, find_olean, read)
-        return known
+        if key not in self._known:
+            find_olean, read = self._lean.environment.find_olean, self.judges.axioms
+            self._known[key] = ImportedAxioms(header, self._lean.ask, find_olean, read)
+        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +124,8 @@ class Target:
 
     def order(self) -> dict[str, Any]:
         """Returns the frame that tells the judge about it."""
-        return {
-            "target_ending": self.ending,
-            "theorems": self.theorems,
-            "holes": self.holes,
-            "is_whole": self.is_whole,
-            "stand_ins": self.stand_ins,
-            "unseen": self.unseen,
-            "examples": self.examples,
-        }
+        names = ("theorems", "holes", "is_whole", "stand_ins", "unseen", "examples")
+        return {"target_ending": self.ending} | {name: getattr(self, name) for name in names}
 
 
 async def check(
@@ -248,25 +239,17 @@ class Compilation:
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
         if found.limit:
-            text = f"Lean accepts it, and the judge could not finish: {found.limit}"
-            return _unjudged(reply, "judge_limit", text)
-        if found.rule == "unknown_layout":
-            text = f"Lean accepts it, and the judge does not know this Lean's files: {found.text}"
-            return _unjudged(reply, "judge_unavailable", text)
-        if found.rule == "not_started":
-            # It has not looked at the file, so it does not say that this ends too early.
-            text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
-            return _unjudged(reply, "judge_unavailable", text)
-        if found.rule == "kernels_disagree":
-            return _disagreed(reply, found.text)
-        if found.rule == "told_apart":
-            return _told_apart(reply, found.text)
+            return _unjudged(reply, "judge_limit", f"the judge could not finish: {found.limit}")
         if found.rule:
             return _denied(reply, found)
         theorems = tuple(map(Theorem, found.theorems, found.statements))
         reply = replace(reply, theorems=theorems)
         if found.differences:
-            return _differs(reply, found)
+            failed = tuple(Failure(*each) for each in found.differences)
+            text = "it is not what the target states: {0.name}: {0.rule}: {0.text}".format(
+                failed[0]
+            )
+            return _rejected(replace(reply, failed=failed), "statement_differs", text)
         if not found.ended:
             return _unread(reply)
         try:
@@ -275,23 +258,25 @@ class Compilation:
         except AuditError as error:
             return _unaudited(reply, error)
         except JudgeLimitError as error:
-            return _unjudged(reply, "judge_limit", f"Lean accepts it, and {error}")
-        reply = _after_audit(reply, findings)
-        if reply.verdict == "accepted" and self._names_sorry:
-            return _with_a_sorry(
-                reply, "it names sorryAx, so Lean may have dropped a declaration without an error"
-            )
-        if reply.verdict == "accepted" and found.disagrees:
+            return _unjudged(reply, "judge_limit", str(error))
+        reply = replace(reply, axioms=findings.axioms)
+        if findings.forbidden:
+            text = f"it declares or rests on axioms not allowed: {', '.join(findings.forbidden)}"
+            return _rejected(reply, "forbidden_axiom", text)
+        if findings.incomplete or self._names_sorry:
+            text = "it rests on sorryAx"
+            if not findings.incomplete:
+                text = "it names sorryAx, so Lean may have dropped a declaration without an error"
+            return noted(reply, text, verdict="incomplete", reason="sorry")
+        if found.disagrees:
             return _disagreed(reply, found.disagrees)
-        if reply.verdict == "accepted" and not found.proved:
-            text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
+        if not found.proved:
+            text = f"it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
-        if reply.verdict == "accepted" and self._examples and self._examples.tells_line:
+        if self._examples and self._examples.tells_line:
             return _told_apart(reply, "the text can tell on which line one stands")
-        if reply.verdict == "accepted" and self._target is None:
-            word = await auditor.runs_programs(self._ended.code)
-            if word is not None:
-                return _programmed(reply, word, trusted=self._request.trust_programs)
+        if self._target is None and (word := await auditor.runs_programs(self._ended.code)):
+            return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
@@ -321,7 +306,7 @@ class Compilation:
         for number in range(examples.count + len(examples.probes)):
             if left_s <= 0:
                 why = "it has too many examples to be compiled for each; state them as theorems"
-                return _unjudged(reply, "judge_limit", f"Lean accepts it, and {why}")
+                return _unjudged(reply, "judge_limit", why)
             if number < examples.count:
                 named = await asyncio.to_thread(examples.named, number)
                 text = named.text
@@ -364,42 +349,29 @@ def _unnamed(reply: Reply, run: Run) -> Reply:
 def _told_apart(reply: Reply, why: str) -> Reply:
     """Returns the verdict on a text whose examples cannot be judged by names for them."""
     text = (
-        f"leanq: Lean accepts it, but its examples cannot be judged: {why}. State what they state "
+        f"Lean accepts it, but its examples cannot be judged: {why}. State what they state "
         "as theorems, or verify it against a target"
     )
-    messages = (*reply.messages, Message("warning", 1, 0, text))
-    return replace(reply, verdict="unverified", reason="statement_differs", messages=messages)
-
-
-def _after_audit(reply: Reply, findings: Findings) -> Reply:
-    reply = replace(reply, axioms=findings.axioms)
-    if findings.forbidden:
-        names = ", ".join(findings.forbidden)
-        text = f"it declares or rests on axioms not allowed: {names}"
-        return _rejected(reply, "forbidden_axiom", text)
-    if findings.incomplete:
-        return _with_a_sorry(reply, "it rests on sorryAx")
-    return reply
-
-
-def _with_a_sorry(reply: Reply, text: str) -> Reply:
-    messages = (*reply.messages, Message("warning", 1, 0, f"leanq: {text}"))
-    return replace(reply, verdict="incomplete", reason="sorry", messages=messages)
+    return noted(reply, text, verdict="unverified", reason="statement_differs")
 
 
 def _denied(reply: Reply, found: Judgement) -> Reply:
-    reasons: dict[str, Reason] = {
-        "kernel_refused": "kernel_refused",
-        "reserved_name": "reserved_name",
-    }
-    return _rejected(reply, reasons[found.rule], found.text)
-
-
-def _differs(reply: Reply, found: Judgement) -> Reply:
-    failed = tuple(Failure(*each) for each in found.differences)
-    first = failed[0]
-    text = f"it is not what the target states: {first.name}: {first.rule}: {first.text}"
-    return _rejected(replace(reply, failed=failed), "statement_differs", text)
+    """Returns the verdict by the rule that the judge names."""
+    match found.rule:
+        case "unknown_layout":
+            text = f"the judge does not know this Lean's files: {found.text}"
+            return _unjudged(reply, "judge_unavailable", text)
+        case "not_started":
+            # It has not looked at the file, so it does not say that this ends too early.
+            text = f"it cannot be judged here: {found.unavailable}"
+            return _unjudged(reply, "judge_unavailable", text)
+        case "kernels_disagree":
+            return _disagreed(reply, found.text)
+        case "told_apart":
+            return _told_apart(reply, found.text)
+        case "kernel_refused" | "reserved_name" as reason:
+            return _rejected(reply, reason, found.text)
+    raise AssertionError(found.rule)
 
 
 def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
@@ -407,41 +379,34 @@ def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
     if trusted:
         return replace(reply, reason="runs_programs")
     text = (
-        f"leanq: Lean accepts it, but {word!r} lets it run programs while it is compiled, so leanq "
+        f"Lean accepts it, but {word!r} lets it run programs while it is compiled, so leanq "
         "cannot vouch for the result; verify it against a target, or vouch for it yourself "
         "(--trust-programs)"
     )
-    messages = (*reply.messages, Message("warning", 1, 0, text))
-    return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)
+    return noted(reply, text, verdict="unverified", reason="runs_programs")
 
 
 def _disagreed(reply: Reply, why: str) -> Reply:
     """Returns the verdict on a text that the environment's Lean takes, and the judge's does not."""
     count("leanq_kernels_disagree_total")
     log.warning("the kernels disagree on a text, an attack or a limit: %s", why[:_MOST_LOGGED])
-    text = f"Lean accepts it, and the kernel of Lean {reply.kernel} does not: {why}"
+    text = f"the kernel of Lean {reply.kernel} does not: {why}"
     return _unjudged(reply, "kernels_disagree", text)
 
 
 def _unread(reply: Reply) -> Reply:
-    return _rejected(
-        reply,
-        "not_read_to_end",
-        "Lean has not read the text to its end, as after `#exit`; remove what stops it",
-    )
+    text = "Lean has not read the text to its end, as after `#exit`; remove what stops it"
+    return _rejected(reply, "not_read_to_end", text)
 
 
 def _unaudited(reply: Reply, error: AuditError) -> Reply:
     """Returns the verdict on a text that cannot be audited, which is never accepted."""
-    text = f"the compiled result cannot be audited: {error}"
-    return _rejected(reply, "kernel_refused", text)
+    return _rejected(reply, "kernel_refused", f"the compiled result cannot be audited: {error}")
 
 
 def _rejected(reply: Reply, reason: Reason, text: str) -> Reply:
-    note = Message("error", 1, 0, f"leanq: {text}")
-    return replace(reply, verdict="rejected", reason=reason, messages=(*reply.messages, note))
+    return noted(reply, text, "error", verdict="rejected", reason=reason)
 
 
-def _unjudged(reply: Reply, reason: Reason, text: str) -> Reply:
-    note = Message("warning", 1, 0, f"leanq: {text}")
-    return replace(reply, verdict="unjudged", reason=reason, messages=(*reply.messages, note))
+def _unjudged(reply: Reply, reason: Reason, why: str) -> Reply:
+    return noted(reply, f"Lean accepts it, and {why}", verdict="unjudged", reason=reason)

@@ -168,6 +168,12 @@ def classify_end(
     return Outcome(verdict, reason, (*messages, last))
 
 
+def noted(reply: Reply, text: str, severity: Severity = "warning", **changed: Any) -> Reply:
+    """Returns a reply with a message of leanq's behind the others, and these fields changed."""
+    note = Message(severity, 1, 0, f"leanq: {text}")
+    return replace(reply, messages=(*reply.messages, note), **changed)
+
+
 def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
     """Returns why a verdict that Lean's messages gave is not accepted."""
     errors = (message for message in messages if message.severity == "error")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import Printed, moved_up, unknown_imports
+from leanq.lean.diagnostics import Printed, moved_up, noted, unknown_imports
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.prefixes import Prefixes, PrefixRules
@@ -202,11 +202,7 @@ class LeanDriver:
             if not await self._is_of_others(opened, request, reply):
                 break
         else:
-            note = Message("warning", 1, 0, f"leanq: {_CHANGING}")
-            messages = (*reply.messages, note)
-            reply = replace(
-                reply, verdict="unjudged", reason="judge_unavailable", messages=messages
-            )
+            reply = noted(reply, _CHANGING, verdict="unjudged", reason="judge_unavailable")
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import" and request.code:
@@ -226,11 +222,8 @@ class LeanDriver:
                 return replace(reply, reason="lean_error")
             opened.whole.add(source)
             why = await asyncio.to_thread(environment.explain_import, request.code)
-            note = Message("error", 1, 0, f"leanq: {why}")
-            return replace(reply, messages=(*reply.messages, note))
-        note = Message("warning", 1, 0, f"leanq: {_INCOMPLETE}")
-        messages = (*reply.messages, note)
-        return replace(reply, verdict="unjudged", reason="judge_unavailable", messages=messages)
+            return noted(reply, why, "error")
+        return noted(reply, _INCOMPLETE, verdict="unjudged", reason="judge_unavailable")
 
     async def _imports(self, header: str) -> bool:
         """Returns whether Lean finds all that a header needs."""
@@ -284,7 +277,7 @@ class LeanDriver:
                 lambda: opened.trials.sorries(request, self._states)
             )
         except QueueFullError as error:
-            return without_states(reply, error)
+            return noted(reply, f"its states were not kept: {error}")
         return replace(reply, sorries=sorries)
 
     async def _verify(self, request: Request) -> Reply:
@@ -404,9 +397,3 @@ def without_header(reply: Reply, lines: int) -> Reply:
         rows = (replace(each, line=max(1, each.line - lines)) for each in told.declarations)
         told = replace(told, declarations=tuple(rows))
     return replace(reply, messages=messages, sorries=sorries, profile=told)
-
-
-def without_states(reply: Reply, error: QueueFullError) -> Reply:
-    """Returns the reply to a check, which stands even if its states cannot be kept."""
-    note = Message("warning", 1, 0, f"leanq: its states were not kept: {error}")
-    return replace(reply, messages=(*reply.messages, note))

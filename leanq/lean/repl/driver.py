@@ -18,8 +18,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, ReplError
+from leanq.lean.diagnostics import noted
 from leanq.lean.environment import Environment
-from leanq.lean.lean_driver import LeanDriver, Opened, without_states
+from leanq.lean.lean_driver import LeanDriver, Opened
 from leanq.lean.process import limits_of
 from leanq.lean.repl.checks import is_silent, messages_of, opened_at, outcome_of, see
 from leanq.lean.repl.program import find_repl
@@ -149,7 +150,7 @@ class ReplDriver(LeanDriver):
                 lambda: keep_opened(code, seen, fingerprint, self._states)
             )
         except QueueFullError as error:
-            return without_states(reply, error)
+            return noted(reply, f"its states were not kept: {error}")
         for number, opened in opened_at(seen.holes, code, answer.sorries).items():
             if state := sorries[number].state:
                 session.hold(state, opened)

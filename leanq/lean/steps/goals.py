@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from msgspec import structs
-
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
 from leanq.lean.steps.holes import Draft
@@ -51,10 +49,7 @@ async def look(
         if not missing or not (found or misread):
             break
         missing |= {number: _FLIPPED[missing[number]] for number in misread}
-    known = (
-        structs.replace(hole, form=forms.get(number, "unknown"))
-        for number, hole in enumerate(holes)
-    )
+    known = (Hole(hole.offset, forms.get(number, "unknown")) for number, hole in enumerate(holes))
     return Seen(tuple(known), goals)
 
 

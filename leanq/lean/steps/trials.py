@@ -18,7 +18,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from leanq.lean.check import Auditor, Compilation
-from leanq.lean.diagnostics import Outcome
+from leanq.lean.diagnostics import Outcome, noted
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run, Slot, limits_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
@@ -26,7 +26,7 @@ from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
 from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
 from leanq.lean.targets import Targets, named_as_in_source
-from leanq.queue.requests import Message, Reply, Request, Sorry
+from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
 _UNFILLED = "exact sorry"
@@ -239,8 +239,7 @@ class _Step:
 
 def _unverified(reply: Reply, word: str) -> Reply:
     text = (
-        f"leanq: nothing is left to prove here, but {word!r} lets the text run programs while "
+        f"nothing is left to prove here, but {word!r} lets the text run programs while "
         "other goals are open, so leanq cannot vouch for it"
     )
-    messages = (*reply.messages, Message("warning", 1, 0, text))
-    return structs.replace(reply, verdict="unverified", reason="runs_programs", messages=messages)
+    return noted(reply, text, verdict="unverified", reason="runs_programs")
