@@ -23,8 +23,7 @@ from leanq.lean.fork_server.standing import StandingPrefixes
 from leanq.lean.process import Lean, Run, Slot, limits_of, read_run
 from leanq.lean.recipes import snapshot_key, text_hash
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.snapshots.cache import Tally
-from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
+from leanq.lean.snapshots.store import Snapshots
 from leanq.queue.requests import Request, Way
 from leanq.states import States
 
@@ -83,17 +82,11 @@ class Prefixes:
         if lean.forks is not None:
             self._standing = StandingPrefixes(lean.environment, lean.forks, slots=lean.slots)
 
-    @property
-    def tally(self) -> Tally:
-        """The tally of this machine's snapshots."""
-        return self.snapshots.tally if self.snapshots else Tally()
-
     def holds(self, key: str) -> bool:
         """Returns whether a process stands behind a prefix of this text, or this machine has its
         snapshot on disk."""
-        if self._standing is not None and self._standing.holds(key):
-            return True
-        return self._on_disk(key)
+        stands = self._standing is not None and self._standing.holds(key)
+        return stands or self._on_disk(key)
 
     def _on_disk(self, key: str) -> bool:
         return self.snapshots is not None and self.snapshots.holds(key)
@@ -115,59 +108,56 @@ class Prefixes:
         Args:
             compile_: whether to compile the code, if it has to be elaborated from the start.
         """
-        key = self._key(source)
+        key = snapshot_key(self._fingerprint, text_hash(source))
+        limits, snapshots = limits_of(request), self.snapshots
         seen = self._seen.setdefault(key, _Seen())
         seen.count += 1
-        if run := await self._continued(key, source, code, request):
+        if run := await self._continued(key, source, code, limits):
             self._consider(key, source, seen, states)
             return self._counted(run, "warm")
         warm, damaged = self._on_disk(key), self._damaged(states)
-        snapshot = await self._load(key, states)
+        snapshot = await snapshots.fetch(key, states) if snapshots else None
         if snapshot:
-            run = await self._run(slot, code, request, snapshot, False)
+            run = await self._lean.run(
+                slot, code, limits, options=_OPTIONS, load=snapshot, compile_=False
+            )
             if run.outcome.verdict not in _DOUBTFUL:
                 return self._counted(run, "warm" if warm else "cold")
-        run = await self._run(slot, code, request, None, compile_)
+        run = await self._lean.run(slot, code, limits, options=_OPTIONS, compile_=compile_)
         seen.replay_s = run.done.exit.cpu_s
-        await self._expect(key, source, code, request, run)
+        await self._expect(key, source, code, limits, run)
         self._consider(key, source, seen, states)
-        if snapshot and run.outcome.verdict not in _DOUBTFUL:
-            await self._drop(key, states)
+        if snapshots and snapshot and run.outcome.verdict not in _DOUBTFUL:
+            await snapshots.damaged(key, states)
         failed = snapshot is not None or self._damaged(states) > damaged
         return self._counted(run, "failed" if failed else "replayed")
 
-    async def _continued(self, key: str, source: str, code: str, request: Request) -> Run | None:
+    async def _continued(self, key: str, source: str, code: str, limits: Limits) -> Run | None:
         """Runs behind the prefix of the source, if a process stands there."""
         if self._standing is None:
             return None
-        limits = limits_of(request)
         done = await self._standing.run(key, source, code, limits)
         if done is None:
             return None
         run = await read_run(done, limits, compiled=True)
-        if run.outcome.verdict in _DOUBTFUL:
-            return None
-        return run
+        return None if run.outcome.verdict in _DOUBTFUL else run
 
-    async def _expect(self, key: str, source: str, code: str, request: Request, run: Run) -> None:
+    async def _expect(self, key: str, source: str, code: str, limits: Limits, run: Run) -> None:
         """Puts a process behind the prefix of a run's text, if that is worth it."""
         if self._standing is None or run.done.exit.stopped or run.outcome.verdict in _DOUBTFUL:
             return
         rules, seen = self._rules, self._seen.get(key, _Seen())
         if seen.count >= rules.stand_after and seen.replay_s >= rules.stand_from_s:
-            command, limits = self._lean.command(_OPTIONS), limits_of(request)
+            command = self._lean.command(_OPTIONS)
             await self._standing.expect(key, source, code, command, run.done, limits)
 
     def _damaged(self, states: States) -> int:
-        return self.tally.damaged + states.counts["damaged"]
+        here = self.snapshots.tally.damaged if self.snapshots else 0
+        return here + states.counts["damaged"]
 
     def _counted(self, run: Run, way: Way) -> Run:
         self.counts[way] += 1
         return replace(run, way=way)
-
-    def _key(self, text: str) -> str:
-        """Returns the name of a source's snapshot."""
-        return snapshot_key(self._fingerprint, text_hash(text))
 
     def _consider(self, key: str, source: str, seen: _Seen, states: States) -> None:
         """Begins to make a snapshot that is worth it, unless another is being made. Each takes a
@@ -191,32 +181,6 @@ class Prefixes:
         if self.saving:
             self.saving.cancel()
             await asyncio.gather(self.saving, return_exceptions=True)
-
-    async def _run(
-        self,
-        slot: Slot,
-        code: str,
-        request: Request,
-        load: LocalSnapshot | None,
-        compile_: bool,
-    ) -> Run:
-        return await self._lean.run(
-            slot,
-            code,
-            limits_of(request),
-            options=_OPTIONS,
-            load=load,
-            compile_=compile_,
-        )
-
-    async def _load(self, key: str, states: States) -> LocalSnapshot | None:
-        if self.snapshots is None:
-            return None
-        return await self.snapshots.fetch(key, states)
-
-    async def _drop(self, key: str, states: States) -> None:
-        if self.snapshots is not None:
-            await self.snapshots.damaged(key, states)
 
     async def _save(self, key: str, source: str, replay_s: float, states: States) -> None:
         assert self.snapshots is not None

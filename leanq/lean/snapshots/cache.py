@@ -29,26 +29,22 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
 
 from leanq.lean.hashes import DIGEST_BYTES, hash_bytes, hash_file, make_folders
 
 MOST_RAW_BYTES = 4 << 30
 """The largest snapshot, uncompressed."""
 
-_VERSION = 1
 _SNAPSHOT, _MANIFEST = "snapshot", "manifest"
 
 
 @dataclass
 class Tally:
-    """Counts the snapshots of this process.
-
-    ``damaged`` counts those found damaged on disk, on the way, or by Lean; ``disk_full`` those that
-    the disk refused, for any reason.
-    """
+    """Counts the snapshots of this process: ``damaged`` on disk, on the way, or by Lean's word;
+    ``disk_full``: refused by the disk for any reason."""
 
     hits_disk: int = 0
     hits_redis: int = 0
@@ -60,21 +56,20 @@ class Tally:
     evicted: int = 0
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A snapshot's size, its BLAKE2b-256 hash, and its dependencies.
 
     ``deps`` is Lean's file beside it in a form for any machine, see
     :func:`leanq.lean.snapshots.store.portable_deps`.
     """
 
-    size_bytes: int
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=MOST_RAW_BYTES)]
     digest: bytes
     deps: Any
 
     def pack(self) -> bytes:
         """Returns it as bytes, which begin with a hash of the others."""
-        content: bytes = msgpack.packb([_VERSION, self.size_bytes, self.digest, self.deps])
+        content = msgspec.msgpack.encode(self)
         return hash_bytes(content) + content
 
     @classmethod
@@ -84,14 +79,9 @@ class Manifest:
         if hash_bytes(content) != data[:DIGEST_BYTES]:
             raise ValueError("a damaged manifest")
         try:
-            found = msgpack.unpackb(content, strict_map_key=False)
-        except TypeError as error:
-            # A list for a key.
-            raise ValueError(f"a damaged manifest: {error}") from None
-        match found:
-            case [1, int(size), bytes(digest), deps] if 0 <= size <= MOST_RAW_BYTES:
-                return cls(size, digest, deps)
-        raise ValueError("a manifest of another version")
+            return msgspec.msgpack.decode(content, type=cls)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"a damaged manifest, or one of another version: {error}") from None
 
 
 class SnapshotCache:
@@ -141,11 +131,9 @@ class SnapshotCache:
 
     @contextlib.contextmanager
     def bringing(self, size_bytes: int) -> Iterator[Path | None]:
-        """Yields a place for a file to come in, which :meth:`enter` then takes.
-
-        The place is on the disk of the cache, and vanishes in the end. It is None if the cache has
-        no room for so much, or cannot be written to.
-        """
+        """Yields a place on the disk of the cache for a file to come in, which :meth:`enter` then
+        takes; it vanishes in the end. None if there is no room for so much, or the cache cannot be
+        written to."""
         with contextlib.ExitStack() as stack:
             folder = None
             with self._disk():
@@ -154,10 +142,8 @@ class SnapshotCache:
             yield folder / _SNAPSHOT if folder else None
 
     def enter(self, key: str, file: Path, manifest: Manifest) -> bool:
-        """Takes in a file from :meth:`bringing`; returns whether the cache has it now.
-
-        The file must match the manifest.
-        """
+        """Takes in a file from :meth:`bringing` that matches the manifest; returns whether the
+        cache has it now."""
         entry, folder = self._entry(key), file.parent
         with self._disk():
             (folder / _MANIFEST).write_bytes(manifest.pack())
@@ -176,10 +162,6 @@ class SnapshotCache:
         """Removes a snapshot, if it is there."""
         with self._disk(), self._locked():
             self._remove(self._entry(key))
-
-    def note_trouble(self) -> None:
-        """Counts a snapshot that the disk refused."""
-        self.tally.disk_full += 1
 
     def _verify(self, entry: Path) -> tuple[Path, Manifest]:
         """Raises OSError or ValueError if it is missing or damaged."""
@@ -247,7 +229,7 @@ class SnapshotCache:
         try:
             yield
         except OSError:
-            self.note_trouble()
+            self.tally.disk_full += 1
 
 
 def _remove_if_left(folder: Path) -> None:

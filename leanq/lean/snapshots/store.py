@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -41,12 +40,8 @@ _MOST_WINDOW_BYTES = 1 << 27
 
 
 class LocalSnapshot:
-    """A verified snapshot on this machine's disk, which stays there as long as this object does.
-
-    Attributes:
-        path: the file in the cache; do not write to it.
-        size_bytes: its size.
-    """
+    """A verified snapshot on this machine's disk, which stays there as long as this object does. Do
+    not write to ``path``, the file in the cache."""
 
     def __init__(self, path: Path, size_bytes: int, deps: bytes) -> None:
         self.path = path
@@ -75,13 +70,9 @@ class LocalSnapshot:
 
 
 class Snapshots:
-    """The snapshots of one environment: on this machine's disk, and in the states' server.
-
-    No method raises for a snapshot's faults; the cache's tally counts them.
-
-    Args:
-        roots: the folders of the search path, in order, the toolchain's library among them.
-    """
+    """The snapshots of one environment: on this machine's disk, and in the states' server. No
+    method raises for a snapshot's faults; the cache's tally counts them. ``roots``: the folders of
+    the search path in order, the toolchain's library among them."""
 
     def __init__(self, cache: SnapshotCache, roots: Sequence[Path]) -> None:
         self.tally = cache.tally
@@ -110,11 +101,8 @@ class Snapshots:
             return found
 
     async def keep(self, key: str, file: Path, states: States) -> None:
-        """Takes over Lean's files ``file`` and ``file``.deps, and sends them to the server.
-
-        Both files are gone afterwards. A snapshot that depends on anything outside the roots stays
-        on this machine.
-        """
+        """Takes over Lean's files ``file`` and ``file``.deps, and sends them to the server. A
+        snapshot that depends on anything outside the roots stays on this machine."""
         most = min(MOST_RAW_BYTES, states.most_snapshot_bytes)
         packed = await asyncio.to_thread(self._take, key, file, most)
         if packed is None:
@@ -155,10 +143,8 @@ class Snapshots:
         return await asyncio.to_thread(self._open, key) if entered else None
 
     def _unpack(self, key: str, packed: Packed) -> bool:
-        """Puts a snapshot into the cache; returns whether the cache could take it.
-
-        ValueError: it is damaged.
-        """
+        """Puts a snapshot into the cache; returns whether the cache could take it. Raises
+        ValueError if it is damaged."""
         manifest = Manifest.unpack(packed.manifest)
         local_deps(manifest.deps, self._roots)
         with self._cache.bringing(manifest.size_bytes) as place:
@@ -170,7 +156,7 @@ class Snapshots:
                         file.write(block)
                 digest = hash_file(place)
             except OSError:
-                self._cache.note_trouble()
+                self.tally.disk_full += 1
                 return False
             if digest != manifest.digest:
                 raise ValueError("a damaged snapshot")
@@ -188,7 +174,7 @@ class Snapshots:
                 chunks = compress(source, manifest.size_bytes, most)
                 return Packed(manifest.pack(), chunks) if chunks else None
         except OSError:
-            self._cache.note_trouble()
+            self.tally.disk_full += 1
         except (ValueError, OverflowError, RecursionError):
             # Not what Lean writes.
             self.tally.damaged += 1
@@ -222,7 +208,7 @@ class Snapshots:
                     with place.open("xb") as copy:
                         shutil.copyfileobj(source, copy, _BLOCK_BYTES)
                 except OSError:
-                    self._cache.note_trouble()
+                    self.tally.disk_full += 1
                     return
             self.tally.saved += self._cache.enter(key, place, manifest)
 
@@ -248,11 +234,8 @@ def portable_deps(deps: Any, roots: Sequence[str]) -> Any:
 
 
 def local_deps(deps: Any, roots: Sequence[str]) -> Any:
-    """Returns the argument of :func:`portable_deps`, for this machine's roots.
-
-    Raises:
-        ValueError: it names a missing root, or a path that leads out of it.
-    """
+    """Returns the argument of :func:`portable_deps`, for this machine's roots. Raises ValueError if
+    it names a missing root, or a path that leads out of it."""
     if isinstance(deps, list):
         return [local_deps(each, roots) for each in deps]
     if not isinstance(deps, dict):
@@ -290,10 +273,8 @@ def _is_plain(rest: str) -> bool:
 
 
 def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[bytes, ...]:
-    """Returns a whole file as one zstd frame, in chunks; none if they exceed ``most_bytes``.
-
-    The frame has the content's size and a checksum.
-    """
+    """Returns a whole file as one zstd frame with size and checksum, in chunks; none if they exceed
+    ``most_bytes``."""
     source.seek(0)
     # The level's threads would compete with Lean for the machine, so there is one.
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
@@ -309,15 +290,12 @@ def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[
 
 
 def decompress(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
-    """Yields the content of a frame, a block at a time; never more than ``size_bytes``.
-
-    Raises:
-        ValueError: it is damaged, or of another size.
-    """
+    """Yields the content of a frame, a block at a time; never more than ``size_bytes``. Raises
+    ValueError if it is damaged, or of another size."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW_BYTES)
     left = size_bytes
     try:
-        with decompressor.stream_reader(BufferedReader(_Joined(chunks))) as reader:
+        with decompressor.stream_reader(b"".join(chunks)) as reader:
             while block := reader.read(_BLOCK_BYTES):
                 left -= len(block)
                 if left < 0:
@@ -329,29 +307,9 @@ def decompress(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
         raise ValueError("a snapshot of another size")
 
 
-class _Joined(io.RawIOBase):
-    """Chunks, read as one file."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._rest:
-            self._rest = memoryview(next(self._chunks, b""))
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-
 def _regular(path: Path) -> BufferedReader:
     """Opens a file that a candidate may have put there; a link or a pipe could lead anywhere.
-
-    Raises ValueError if it is no plain file.
-    """
+    Raises ValueError if it is no plain file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from msgspec import structs
 from support.machines import Machine, Shelf, content
 from support.stores import open_store
 
@@ -169,7 +170,7 @@ def flipped(data: bytes, place: int) -> bytes:
 
 def resigned(packed: Packed, **fields: Any) -> Packed:
     """With another manifest, whose own hash is right."""
-    return Packed(replace(Manifest.unpack(packed.manifest), **fields).pack(), packed.chunks)
+    return Packed(structs.replace(Manifest.unpack(packed.manifest), **fields).pack(), packed.chunks)
 
 
 DAMAGE: dict[str, Callable[[Packed], Packed]] = {
@@ -209,7 +210,7 @@ def test_manifest_of_another_version_or_beyond_measure() -> None:
         with pytest.raises(ValueError):  # noqa: PT011
             Manifest.unpack(hashlib.blake2b(data, digest_size=32).digest() + data)
     with pytest.raises(ValueError, match="version"):
-        Manifest.unpack(replace(good, size_bytes=MOST_RAW_BYTES + 1).pack())
+        Manifest.unpack(structs.replace(good, size_bytes=MOST_RAW_BYTES + 1).pack())
 
 
 async def test_what_lean_cannot_load_is_dropped_everywhere(one: Machine, shelf: Shelf) -> None:
