@@ -133,11 +133,8 @@ class _Streams:
 
 
 def _watch(pid: int, cpu_end_s: float, wall_s: float) -> tuple[int, int]:
-    """Waits for a fork's end, or ends it; returns its status, and why it was ended.
-
-    ``cpu_end_s`` is the most CPU time that this namespace may have spent by then since its
-    beginning.
-    """
+    """Waits for a fork's end, or ends it; returns its status, and why it was ended. ``cpu_end_s``:
+    the most CPU time that this namespace may have spent by then."""
     end, wall_end_s = 0, time.monotonic() + wall_s
     pidfd = os.pidfd_open(pid)
     poll = select.poll()

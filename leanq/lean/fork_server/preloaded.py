@@ -83,14 +83,12 @@ class PreloadError(Exception):
 
 
 class Preloaded:
-    """Lean with a header imported.
+    """Lean with a header imported, which is a text with imports alone.
 
-    Args:
-        program: Lean's program, beside which its library stands; empty if Lean has none.
-        libraries: Lean's shared libraries, in the order in which they are loaded.
-        arguments: Lean's command line, which must read its text from standard input.
-        header: a text with imports alone.
-        when_ready: called once, with the exit code of the header's run; must not return.
+    ``program``: Lean's, beside which its library stands; empty if Lean has none. ``libraries``: in
+    the order in which they are loaded. ``arguments``: Lean's own; it must read its text from
+    standard input. ``when_ready``: called once, with the exit code of the header's run; must not
+    return.
     """
 
     def __init__(
@@ -175,7 +173,8 @@ class Preloaded:
         if self._is_ready:
             if self._header_is_silent:
                 self._equal.hold()
-            snapshot = self._process.call(setup, self._some(self._snapshot), context)
+            some = self._constructed(1, 16, self._snapshot)
+            snapshot = self._process.call(setup, some, context)
             self._equal.release()  # Lean compares nothing that it cannot read
             if not self._prefix_bytes or self._prefix_state:
                 return snapshot
@@ -250,10 +249,8 @@ class Preloaded:
     def stop_behind(self, prefix_bytes: int, when_ready: Callable[[int], NoReturn]) -> NoReturn:
         """In a child: has Lean elaborate a prefix of this size, which is all of standard input. It
         calls ``when_ready`` with the exit code, which must not return. If the code is 0, processes
-        forked from there ``go_on`` behind the prefix, with texts that begin with it.
-
-        PreloadError: this Lean cannot do it.
-        """
+        forked from there ``go_on`` behind the prefix, with texts that begin with it. Raises
+        PreloadError if this Lean cannot do it."""
         if missing := [name for name in _NEEDED_FOR_PREFIXES if not hasattr(self._lean, name)]:
             raise PreloadError(f"this Lean has no symbol {', '.join(missing)}")
         self._parse = _Hook(self._lean, _PARSE, _PARSE_ARITY, self._on_parse)
@@ -295,10 +292,6 @@ class Preloaded:
             count = ctypes.c_int32.from_address(value)
             count.value -= bool(count.value)
         return value
-
-    def _some(self, value: int) -> int:
-        """`Option.some value`."""
-        return self._constructed(1, 16, value)
 
     def _constructed(self, tag: int, size: int, field: int) -> int:
         """Returns a constructor with count 1 and one field; the scalars behind are 0 (lean.h)."""

@@ -151,13 +151,7 @@ class DiffersError(SandboxError):
 
 
 class Prover:
-    """Runs texts behind a header and by a newly started Lean, and compares all bytes.
-
-    Args:
-        environment: where Lean runs.
-        hidden: folders to hide from candidates.
-        nice: niceness of the forks.
-    """
+    """Runs texts behind a header and by a newly started Lean, and compares all bytes."""
 
     def __init__(self, environment: Environment, *, hidden: Sequence[Path], nice: int) -> None:
         self.environment = environment
@@ -166,11 +160,7 @@ class Prover:
 
     async def prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
         """Proves that forks work here, behind a header without imports. Texts that need no library
-        show this in a tenth of the time.
-
-        Raises:
-            SandboxError: no header can be preloaded here.
-        """
+        show this in a tenth of the time. Raises SandboxError if no header can be preloaded here."""
         key = BARE_HEADER, command
         memory = memory_of(self.environment, *key)
         if not anew and await asyncio.to_thread(memory.is_kept):

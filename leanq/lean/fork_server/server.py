@@ -50,12 +50,10 @@ _NEVER = 1 << 30
 class ForkRules:
     """When a header is preloaded, and how it is checked then.
 
-    Attributes:
-        preload_after: a header is preloaded after so many texts. That takes as much CPU time as so
-            many starts of Lean, and twice as much with the proof.
-        compare_every: one of so many texts runs both ways later on; 0 for none.
-        memory_bytes: the most memory of all preloaded headers of an environment; the one used least
-            recently goes first.
+    ``preload_after`` so many texts: it takes as much CPU time as so many starts of Lean, and twice
+    as much with the proof. One of ``compare_every`` texts runs both ways later on; 0 for none. All
+    preloaded headers of an environment hold ``memory_bytes``; the one used least recently goes
+    first.
     """
 
     preload_after: int = 3
@@ -78,16 +76,11 @@ class ForkServer:
     """The zygotes of one environment, which all slots of a worker share.
 
     Before a header serves, texts run behind it and by a newly started Lean, and all bytes are
-    compared. Six texts run behind a header without imports, once for each environment, and two
-    behind each header. This machine remembers a pass. Later, a share of the texts runs both ways,
-    too. The first repeatable difference gives the fork server up for as long as the environment is
-    open. There are two exceptions, which only have the header proved again. A text with programs of
-    its own can tell a fork from a newly started Lean, and say so. A text can run out of a budget at
-    another place, since a fork makes an object more or less.
-
-    Args:
-        hidden: folders to hide from candidates.
-        nice: niceness of the forks.
+    compared (:mod:`leanq.lean.fork_server.proof`). This machine remembers a pass. Later, a share of
+    the texts runs both ways, too. The first repeatable difference gives the fork server up for as
+    long as the environment is open. There are two exceptions, which only have the header proved
+    again. A text with programs of its own can tell a fork from a newly started Lean, and say so. A
+    text can run out of a budget at another place, since a fork makes an object more or less.
     """
 
     def __init__(
@@ -180,27 +173,20 @@ class ForkServer:
             return
         sandbox.clear()
         found.idle.append(sandbox)
-        self.prepare(key, sandbox)
+        with contextlib.suppress(SandboxError):  # forks ahead of the next text
+            env = self._environment.sandbox_env(sandbox.scratch)
+            sandbox.prepare(key[1], env=env, cwd=sandbox.scratch)
         idle = [each.idle for each in self._preloaded.values() if each.idle]
         if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
             await idle[0].popleft().close()
 
     async def lend(self, key: Key) -> Sandbox:
-        """Lends a sandbox whose Lean has imported a header, until :meth:`end` is called.
-
-        Preloads the header if that has not been done.
-
-        Raises:
-            SandboxError: it is not possible here.
-        """
-        found = self._preloaded.get(key)
-        if found is not None and found.making is not None:
-            await asyncio.shield(found.making)
-            found = self._preloaded.get(key)
-        if found is None:
+        """Lends a sandbox whose Lean has imported a header, until :meth:`end` is called. Preloads
+        the header first if need be; raises SandboxError if that is not possible here."""
+        if key not in self._preloaded:
             self._expect(key)
-            found = self._preloaded[key]
-            assert found.making is not None
+        found = self._preloaded[key]
+        if found.making is not None:
             await asyncio.shield(found.making)
         if found.zygote is None or not found.zygote.alive:
             raise SandboxError("the header is not preloaded")
@@ -219,11 +205,7 @@ class ForkServer:
 
     async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
         """Preloads a header for Lean with these arguments; ``anew`` proves it whatever is
-        remembered.
-
-        Raises:
-            SandboxError: it is not possible here.
-        """
+        remembered. Raises SandboxError if that is not possible here."""
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
         try:
@@ -231,13 +213,6 @@ class ForkServer:
         except BaseException:
             self._preloaded.pop(key, None)
             raise
-
-    def prepare(self, key: Key, sandbox: Sandbox) -> None:
-        """Forks ahead of the next text."""
-        with contextlib.suppress(SandboxError):
-            sandbox.prepare(
-                key[1], env=self._environment.sandbox_env(sandbox.scratch), cwd=sandbox.scratch
-            )
 
     async def close(self) -> None:
         """Ends everything, except taken sandboxes, which end when they come back."""
@@ -266,7 +241,7 @@ class ForkServer:
             self._preloaded.pop(key, None)
             if isinstance(error, HeaderFailsError) and await self._prover.is_header_wrong(key):
                 log.info("Lean starts anew for texts with the header %s: %s", short(key), error)
-                self._refuse_header(key)
+                self._seen[key] = -_NEVER
             else:
                 await self._doubt(key, error)
 
@@ -278,14 +253,11 @@ class ForkServer:
                 await self._prover.prove_machine(key[1], anew=True)
                 count("leanq_fork_server_total", "header_refused")
                 log.warning("Lean starts anew for texts with the header %s: %s", short(key), fault)
-                self._refuse_header(key)
+                self._seen[key] = -_NEVER
                 return
         except (SandboxError, OSError) as error:
             log.info("nor can a header without imports be preloaded: %s", error)
         await self.give_up(str(fault))
-
-    def _refuse_header(self, key: Key) -> None:
-        self._seen[key] = -_NEVER
 
     async def _preload(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
         """Preloads a header, and proves it unless a pass is remembered; ``anew`` proves it in any
@@ -363,13 +335,8 @@ class ForkServer:
 
 
 class Comparisons:
-    """Runs a share of the texts both ways, in idle moments.
-
-    The first repeatable difference gives the fork server up.
-
-    Args:
-        every: one of so many texts; 0 for none.
-    """
+    """Runs one of ``every`` texts both ways, in idle moments; none at 0. The first repeatable
+    difference gives the fork server up."""
 
     def __init__(self, forks: ForkServer, prover: Prover, every: int) -> None:
         self._forks = forks

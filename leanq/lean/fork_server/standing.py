@@ -19,7 +19,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cachetools import LRUCache
 
@@ -88,13 +88,7 @@ def first_difference(one: str, other: str) -> int:
 
 
 class StandingPrefix:
-    """A process behind one prefix.
-
-    Attributes:
-        memory_bytes: its memory after the last request.
-        busy: whether it works.
-        sandbox: its sandbox, which ends it.
-    """
+    """A process behind one prefix. ``memory_bytes``: its memory after the last request."""
 
     def __init__(self, sandbox: Sandbox, process: Process, prefix: str) -> None:
         """Use :meth:`open`."""
@@ -116,11 +110,8 @@ class StandingPrefix:
         prefix: str,
         limits: Limits,
     ) -> StandingPrefix:
-        """Elaborates a prefix, in a sandbox behind its header.
-
-        Raises:
-            SandboxError: the prefix exceeds these limits, or Lean finds errors in it.
-        """
+        """Elaborates a prefix, in a sandbox behind its header. Raises SandboxError if it exceeds
+        these limits, or Lean finds errors in it."""
         process = await sandbox.start([*argv, FLAG], env=env, cwd=sandbox.scratch, limits=limits)
         standing = cls(sandbox, process, prefix)
         text = prefix.encode()
@@ -140,21 +131,11 @@ class StandingPrefix:
 
     async def run(self, code: str, limits: Limits) -> Finished:
         """Returns Lean's output about a text that begins with the prefix; ``cpu_s`` is that of its
-        rest.
-
-        Raises:
-            SandboxError: the process has ended, perhaps with this text.
-        """
+        rest. Raises SandboxError if the process has ended, perhaps with this text."""
         assert code.startswith(self._prefix)
         self.busy = True
         started_s = time.monotonic()
-        watched = Limits(
-            cpu_s=limits.cpu_s + _SPARE_S,
-            wall_s=limits.wall_s + _SPARE_S,
-            memory_bytes=limits.memory_bytes,
-            output_bytes=limits.output_bytes,
-            scratch_bytes=limits.scratch_bytes,
-        )
+        watched = replace(limits, cpu_s=limits.cpu_s + _SPARE_S, wall_s=limits.wall_s + _SPARE_S)
         await self._renew(watched)
         rest = code[len(self._prefix) :].encode()
         self._process.discard()
@@ -163,7 +144,15 @@ class StandingPrefix:
         used = await self._renew(_IDLE_LIMITS)
         self.busy = False
         wall_s = time.monotonic() - started_s
-        return Finished(_exit(status, end, used, wall_s), self._printed + stdout, stderr)
+        end_ = Exit(
+            status if status >= 0 else None,
+            -status if status < 0 else None,
+            ENDS[end],
+            used.cpu_s,
+            wall_s,
+            peak_bytes=0,
+        )
+        return Finished(end_, self._printed + stdout, stderr)
 
     async def _renew(self, limits: Limits) -> Usage:
         used = await self._process.renew(limits)
@@ -193,10 +182,8 @@ class StandingPrefix:
 
 @dataclass(slots=True)
 class _Prefix:
-    """The processes behind one prefix; each serves one request at a time.
-
-    ``sources`` are the sources that are known to begin with it, by their names.
-    """
+    """The processes behind one prefix; each serves one request at a time. ``sources``: the names of
+    the sources that are known to begin with it."""
 
     key: Key
     text: str
@@ -206,13 +193,8 @@ class _Prefix:
 
 
 class StandingPrefixes:
-    """The processes of one environment that stand behind prefixes.
-
-    Args:
-        forks: the fork server, which has the headers.
-        slots: the most processes behind one prefix.
-        memory_bytes: the most memory of all together; the prefix used least recently goes first.
-    """
+    """The processes of one environment that stand behind prefixes: at most ``slots`` behind one,
+    with ``memory_bytes`` all together; the prefix used least recently goes first."""
 
     def __init__(
         self,
@@ -244,11 +226,7 @@ class StandingPrefixes:
 
     async def run(self, source_key: str, source: str, code: str, limits: Limits) -> Finished | None:
         """Runs a text that differs from a source in its holes; returns None if no process can do it
-        now.
-
-        Args:
-            source_key: names exactly this source.
-        """
+        now. ``source_key`` names exactly this source."""
         stand = any(source.startswith(found.text) for found in self._prefixes.values())
         if self._forks.unavailable or not stand:
             return None
@@ -340,7 +318,7 @@ class StandingPrefixes:
         found.processes.remove(standing)
         if not found.processes and not found.making and self._prefixes.get(name) is found:
             del self._prefixes[name]  # or the texts of all lost ones would be kept
-        await self._end(found.key, standing)
+        await self._forks.end(found.key, standing.sandbox)
 
     async def _make(
         self,
@@ -350,43 +328,31 @@ class StandingPrefixes:
         done: Finished,
         limits: Limits,
     ) -> None:
-        is_lent = False
+        sandbox, is_kept = None, False
         try:
             sandbox = await self._forks.lend(found.key)
-            is_lent = True
-            standing = await self._stand(sandbox, found.key, found.text, limits)
-            try:
-                again = await standing.run(code, limits)
-                if (again.stdout, again.exit.code) != (done.stdout, done.exit.code):
-                    raise SandboxError("Lean says something else behind it")
-            except BaseException:
-                await self._end(found.key, standing)
-                raise
+            env = self._environment.sandbox_env(sandbox.scratch)
+            standing = await StandingPrefix.open(sandbox, found.key[1], env, found.text, limits)
+            again = await standing.run(code, limits)
+            if (again.stdout, again.exit.code) != (done.stdout, done.exit.code):
+                raise SandboxError("Lean says something else behind it")
             found.processes.append(standing)
+            is_kept = True
             count("leanq_fork_server_total", "stood")
             await self._make_room(name)
         except (SandboxError, OSError) as error:
             log.info(
                 "no process stands behind a prefix of %d characters: %s", len(found.text), error
             )
-            if (
-                is_lent
-            ):  # otherwise the machine was short of something, which tells nothing of the prefix
+            # Without a sandbox the machine was short of something, whatever the prefix.
+            if sandbox is not None:
                 self._refused[name] = True
         finally:
+            if sandbox is not None and not is_kept:
+                await self._forks.end(found.key, sandbox)
             found.making = None
             if not found.processes:
                 self._prefixes.pop(name, None)
-
-    async def _stand(
-        self, sandbox: Sandbox, key: Key, prefix: str, limits: Limits
-    ) -> StandingPrefix:
-        try:
-            env = self._environment.sandbox_env(sandbox.scratch)
-            return await StandingPrefix.open(sandbox, key[1], env, prefix, limits)
-        except BaseException:
-            await self._forks.end(key, sandbox)
-            raise
 
     async def _make_room(self, newest: bytes | None) -> None:
         for name, found in list(self._prefixes.items()):
@@ -403,18 +369,4 @@ class StandingPrefixes:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
         while found.processes:  # requests that lose theirs change it meanwhile
-            await self._end(found.key, found.processes.pop())
-
-    async def _end(self, key: Key, standing: StandingPrefix) -> None:
-        await self._forks.end(key, standing.sandbox)
-
-
-def _exit(status: int, end: int, used: Usage, wall_s: float) -> Exit:
-    return Exit(
-        code=status if status >= 0 else None,
-        signal=-status if status < 0 else None,
-        stopped=ENDS[end],
-        cpu_s=used.cpu_s,
-        wall_s=wall_s,
-        peak_bytes=0,
-    )
+            await self._forks.end(found.key, found.processes.pop().sandbox)

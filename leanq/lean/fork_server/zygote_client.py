@@ -30,13 +30,8 @@ class HeaderFailsError(SandboxError):
 
 
 class Zygote:
-    """A process that has imported a header.
-
-    Attributes:
-        memory_bytes: its own memory, without mapped files.
-        supervisor: its outer process.
-        scratch: its folder, which the outer process removes, even if the worker dies.
-    """
+    """A process that has imported a header. ``memory_bytes``: its own, without mapped files. Its
+    outer process removes ``scratch``, even if the worker dies."""
 
     def __init__(self, channel: socket.socket, supervisor: Supervisor, scratch: Path) -> None:
         """Use :meth:`open`."""

@@ -31,11 +31,8 @@ _SPARE_BYTES = 64 << 20
 
 @functools.cache
 def delegated(root: Path = _ROOT, proc: Path = Path("/proc/self")) -> Path | None:
-    """Returns the cgroup below which this process may make others that share out memory, if there
-    is one.
-
-    The first call moves the processes of its own cgroup one level down.
-    """
+    """Returns the cgroup below which this process may make others that share out memory, or None.
+    The first call moves the processes of its own cgroup one level down."""
     try:
         controllers = (root / "cgroup.controllers").read_text().split()
         [path] = [
@@ -100,12 +97,8 @@ def remove(made: Path | None) -> None:
 
 
 class Cgroup:
-    """The cgroup of a sandbox's programs, for its supervisor. Without a folder there is none, and
-    nothing is counted or limited.
-
-    Attributes:
-        peak_bytes: the most memory that was seen for the current program.
-    """
+    """The cgroup of a sandbox's programs, for its supervisor. Without a folder nothing is counted
+    or limited. ``peak_bytes``: the most memory seen for the current program."""
 
     def __init__(self, folder: str | None) -> None:
         """OSError: the folder cannot be opened. It is opened now since it may be out of sight

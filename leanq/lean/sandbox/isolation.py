@@ -97,11 +97,9 @@ def die_with_parent(signal: int) -> None:
 
 
 def unshare(names: Collection[str]) -> None:
-    """Takes new namespaces. The caller keeps its pid; only its children are in a new ``pid``.
-
-    In a new ``user`` namespace the caller has all capabilities, and its own uid and gid are the
-    only ones. A new ``net`` has no interface that is up.
-    """
+    """Takes new namespaces. The caller keeps its pid; only its children are in a new ``pid``. In a
+    new ``user`` it has all capabilities, and only its own uid and gid. A new ``net`` has no
+    interface that is up."""
     if not names:
         return  # seccomp filters refuse even the call that asks for nothing
     uid, gid = os.geteuid(), os.getegid()
@@ -153,7 +151,6 @@ def keep_own_proc(spare: str) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Shows ``source``, with the mounts below it, at ``target`` as well."""
     _mount(source, target, "", _BIND | _RECURSIVE)
 
 
@@ -272,7 +269,6 @@ def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str]) -> int
 
 
 def landlock_restrict(ruleset: int) -> None:
-    """Binds this process and its descendants to a ruleset, for good."""
     _check(_syscall(_SYS_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
 
 

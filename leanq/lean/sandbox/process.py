@@ -79,14 +79,8 @@ class Finished:
 
 
 class Process:
-    """A program that runs in a sandbox; ``Sandbox.start`` makes it.
-
-    Both outputs are read as they come, so a program never waits for its reader.
-
-    Attributes:
-        was_limited: whether it was alive when its limits were set; known once it has ended.
-        counts: whether the metrics count its death.
-    """
+    """A program that runs in a sandbox; ``Sandbox.start`` makes it. Both outputs are read as they
+    come, so a program never waits for its reader."""
 
     def __init__(
         self,
@@ -97,11 +91,8 @@ class Process:
         tell: Callable[[Mapping[str, Any]], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """Takes over our ends of the ``pipes`` to its standard input, output and error.
-
-        With ``tail``, only the last 64 KiB of standard error are kept. ``tell`` sends an order
-        to the supervisor, ``give_up`` abandons it.
-        """
+        """Takes over our ends of the ``pipes`` to its standard input, output and error. With
+        ``tail``, only the last 64 KiB of standard error are kept."""
         self._loop = asyncio.get_running_loop()
         self._tell, self._give_up = tell, give_up
         self._started = asyncio.Event()
@@ -188,10 +179,8 @@ class Process:
         self.write_eof()
 
     async def kill(self) -> Exit:
-        """Ends the program and all its descendants. Even a cancellation waits until then.
-
-        SandboxError: the supervisor has died, or did not answer for 30 s and was given up.
-        """
+        """Ends the program and all its descendants. Even a cancellation waits until then. Raises
+        SandboxError if the supervisor has died, or did not answer for 30 s and was given up."""
         if not self.ended:
             self._tell({"stop": "killed"})
         cancelled: asyncio.CancelledError | None = None

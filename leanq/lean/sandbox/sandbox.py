@@ -221,11 +221,8 @@ class Sandbox:
         limits: Limits,
         stdin: bytes = b"",
     ) -> Finished:
-        """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`.
-
-        When the awaiting task is cancelled, the program ends before the cancellation goes on, and
-        the sandbox can be used again.
-        """
+        """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`. A
+        cancellation waits until the program has ended; the sandbox can be used again."""
         program = _Program(tuple(argv), env, cwd)
         spare = self._take_prepared(program)
         if spare is not None:
@@ -390,12 +387,8 @@ class Sandbox:
 
 
 class Supervisor:
-    """The process behind a sandbox, which ends once its socket is closed.
-
-    Args:
-        pidfd: tells when it has ended.
-        process: the same, if it is a child of this process.
-    """
+    """The process behind a sandbox, which ends once its socket is closed. ``process``: the same as
+    the pidfd, if it is a child of this process."""
 
     def __init__(self, pidfd: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self._pidfd = pidfd
@@ -512,10 +505,8 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
 
 
 def probe() -> tuple[str, ...]:
-    """Returns the walls of a program here, as :attr:`Sandbox.isolation`; takes some 100 ms.
-
-    Not for use inside an event loop. Raises SandboxError if there can be no sandbox here.
-    """
+    """Returns the walls of a program here, in some 100 ms, outside of any event loop. Raises
+    SandboxError if there can be no sandbox here."""
 
     async def ask() -> tuple[str, ...]:
         sandbox = await Sandbox.open()

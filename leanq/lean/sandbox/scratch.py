@@ -21,13 +21,8 @@ _FULL_BYTES = 1 << 20  # a disk with less is full
 
 
 class Scratch:
-    """The scratch folder of one sandbox, for its supervisor.
-
-    Attributes:
-        path: where programs find it.
-        fds: for a folder in memory, while a program has it: a descriptor that reaches its files
-            from anywhere, for as long as it is open.
-    """
+    """The scratch folder of one sandbox, for its supervisor. ``fds``: while a program has a folder
+    in memory, a descriptor that reaches its files from anywhere."""
 
     def __init__(self, path: str, *, in_memory: bool) -> None:
         self.path = path

@@ -19,10 +19,8 @@ _FREE_SAMPLE_S = 0.001
 
 
 def descendants() -> Iterator[int]:
-    """Yields every process below this one, older generations first if /proc must be walked.
-
-    The pid 1 of a namespace sees nothing but its descendants in its /proc.
-    """
+    """Yields every process below this one, older generations first if /proc must be walked. The pid
+    1 of a namespace sees nothing but its descendants in its /proc."""
     if os.getpid() == 1:
         yield from (int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1")
         return

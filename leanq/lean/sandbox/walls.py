@@ -29,14 +29,7 @@ _LINKS = 40
 
 class Walls:
     """The walls around each program of one sandbox; its supervisor makes them in its namespaces.
-
-    Attributes:
-        report: the walls here, as in ``Sandbox.isolation``.
-        own_pids: whether each run has a pid namespace of its own.
-        own_root: whether there is a root of our own.
-        filtered: whether there is a filter of system calls.
-        most_tasks: the most processes and threads of a program.
-    """
+    ``report``: the walls here, as in ``Sandbox.isolation``."""
 
     def __init__(
         self,
@@ -48,9 +41,7 @@ class Walls:
         hidden: Sequence[str],
     ) -> None:
         """Makes the root, with ``scratch`` in it, on top of the folder ``base``; then the ruleset.
-
-        OSError: the machine does not allow one of these.
-        """
+        Raises OSError if the machine does not allow one of these."""
         self._scratch = scratch
         self._filter = isolation.seccomp_filter()
         self.filtered = bool(self._filter)
