@@ -37,11 +37,7 @@ def bake(folder: Path, files: Sequence[File]) -> None:
 
 
 def baked(folder: Path, files: Sequence[File]) -> Mapping[File, str]:
-    """Returns the hashes that the folder brings, for files that are unchanged.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Returns the hashes that the folder brings, for files that are unchanged; raises OSError."""
     text = read_kept(folder / NAME)
     if text is None or not is_ours(os.stat(folder)):
         return {}

@@ -54,11 +54,7 @@ log = logging.getLogger("leanq.worker")
 
 
 class Auditor:
-    """Judges and audits in one environment, and remembers the axioms behind its imports.
-
-    Attributes:
-        judges: the judges of the environment.
-    """
+    """Judges and audits in one environment, and remembers the axioms behind its imports."""
 
     def __init__(self, lean: Lean, judges: Judges) -> None:
         self.judges = judges
@@ -137,12 +133,8 @@ async def check(
     target: Target | None = None,
     options: Sequence[str] = (),
 ) -> Reply:
-    """Returns the verdict on ``code`` within the request's budgets, by its rules.
-
-    Args:
-        target: a target that the text has to prove as well.
-        options: flags for Lean besides the environment's.
-    """
+    """Returns the verdict on ``code`` within the request's budgets, by its rules. A target is what
+    the text has to prove as well; options are flags for Lean besides the environment's."""
     compilation = Compilation(lean, request, code, target=target, options=options)
     async with lean.slot() as slot:
         reply = await compilation.compile(slot)
@@ -207,11 +199,8 @@ class Compilation:
         return await self._lean.run(slot, text, limits, options=options)
 
     async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
-        """Returns the final verdict on the result of :meth:`compile`.
-
-        Args:
-            target: takes the place of the one that it was made with.
-        """
+        """Returns the final verdict on the result of :meth:`compile`, perhaps against another
+        target."""
         self._target = target or self._target
         if self._file is None or reply.verdict != "accepted":
             return reply

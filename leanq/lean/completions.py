@@ -121,11 +121,9 @@ def _is_proved(statement: str, text: str) -> bool:
 
 
 def _chosen(blocks: Sequence[str], declaring: Sequence[int], statement: str) -> int:
-    """Returns the number of the last block that proves the statement under its name.
-
-    A statement alone, after its proof, does not count. If that block lacks the proof, it is the
-    last block behind it that may be one: a model's last word counts.
-    """
+    """Returns the number of the last block that proves the statement under its name. A statement
+    alone, after its proof, does not count. If that block lacks the proof, it is the last block
+    behind it that may be one: a model's last word counts."""
     stated = _declared(statement)
     proving = [n for n in declaring if stated & _declared(blocks[n]) and _PROVES.search(blocks[n])]
     if not declaring:
@@ -382,10 +380,8 @@ def _is_of_tactics(proof: str) -> bool:
 
 def _further_in(proof: str) -> str:
     """Returns the lines of tactics, none of them at the margin, and the first no deeper than
-    others.
-
-    Returns a first line that stood behind ``by``, or lost its blanks, as deep as the next one.
-    """
+    others. A first line that stood behind ``by``, or lost its blanks, comes as deep as the next
+    one."""
     lines = proof.split("\n")
     depths = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
     rest = min(depths[1:], default=depths[0] if depths else 0)

@@ -66,11 +66,7 @@ class Declaration:
 
 async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
     """Returns the declarations of ``request.code``, in its order, as far as they have a place
-    there.
-
-    Raises:
-        InvalidRequestError: Lean refuses the text, or has not read it to its end.
-    """
+    there. Raises InvalidRequestError if Lean refuses the text, or has not read it to its end."""
     header = lean.environment.header_for(request.code)
     text = header + request.code
     async with lean.slot() as slot:

@@ -77,14 +77,9 @@ _LINES = Decoder(_Line)
 
 
 class Printed:
-    """The messages of one run. Takes seconds if a candidate printed megabytes of them.
-
-    Attributes:
-        messages: the first 10,000 in the order printed; lines from 1, columns from 0.
-        sorry: whether Lean warned that a declaration uses sorry.
-        failed: whether there was an error other than an exhausted budget.
-        exhausted: whether a deterministic budget ran out.
-    """
+    """The messages of one run: the first 10,000 in the order printed. Takes seconds if a candidate
+    printed megabytes of them. ``failed``: whether there was an error other than an exhausted
+    budget."""
 
     def __init__(self, stdout: bytes) -> None:
         self._take(filter(None, map(_parse, _lines(stdout))))
@@ -129,10 +124,8 @@ class Outcome(Struct, frozen=True):
 
 
 def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Outcome:
-    """Returns the verdict on the run of a Lean process within these limits.
-
-    ``compiled``: whether Lean wrote its result; without it nothing is accepted.
-    """
+    """Returns the verdict on the run of a Lean process within these limits. ``compiled``: whether
+    Lean wrote its result; without it nothing is accepted."""
     end = done.exit
     if end.stopped is not None or end.code is None:
         return classify_end(printed.messages, end, limits, done.stderr)
@@ -158,10 +151,8 @@ def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
 def classify_end(
     messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes
 ) -> Outcome:
-    """Returns the verdict on a process that was stopped, or ended out of order.
-
-    The last message says which limit it met and what it used, or what it died of.
-    """
+    """Returns the verdict on a process that was stopped, or ended out of order. The last message
+    says which limit it met and what it used, or what it died of."""
     verdict, reason, text = _end(end, limits, stderr)
     said = stderr.decode(errors="replace").strip()
     last = Message("error", 1, 0, f"leanq: {text}\n{said[-2000:]}" if said else f"leanq: {text}")
@@ -306,9 +297,7 @@ def _field(value: Raw) -> Any:
 
 def _starts(text: str) -> list[int]:
     """Returns where the object that ends the line may begin: the last few places that look so.
-
-    Lean's object has no more of them than its own and those of its positions.
-    """
+    Lean's object has no more of them than its own and those of its positions."""
     starts: list[int] = []
     start = text.rfind('{"')
     while start >= 0 and len(starts) < _OBJECTS_IN_A_LINE:

@@ -14,13 +14,8 @@ from leanq.states import States
 
 
 class Driver(Protocol):
-    """Answers requests of one environment.
-
-    Attributes:
-        environment: its name, by which clients ask for it.
-        about: facts for people: fingerprint, versions, and as ``degraded`` why it is slower on this
-            machine than it should be.
-    """
+    """Answers requests of one environment, whose name clients ask for. ``about``: facts for people:
+    fingerprint, versions, and as ``degraded`` why it is slower here than it should be."""
 
     environment: str
 
@@ -28,10 +23,8 @@ class Driver(Protocol):
     def about(self) -> Mapping[str, object]: ...
 
     async def open(self, states: States) -> None:
-        """Gets ready to answer; raises WorkerError if it never will.
-
-        ``states`` keeps states, for this driver and all others of the queue.
-        """
+        """Gets ready to answer, and keeps states in ``states``, as all others of the queue do.
+        Raises WorkerError if it never will."""
 
     async def describe(self) -> str:
         """Returns a line for people: the program, its origin, and whether it can accept."""
@@ -39,13 +32,10 @@ class Driver(Protocol):
     async def run(self, request: Request) -> Reply:
         """Returns Lean's verdict, the infrastructure's, or why the request makes no sense here.
         ``warm`` in it: the processes left running make other requests with the same first affinity
-        fast.
+        fast. A cancellation waits until all that it started has stopped.
 
-        Cancelling it stops all that it started before the cancellation is complete.
-
-        Raises:
-            ToolchainError: Lean does not work on this machine, whatever the request was.
-            WorkerError: this machine failed at the request, which may have broken it.
+        Raises ToolchainError if Lean does not work on this machine, whatever the request was, and
+        WorkerError if this machine failed at the request, which may have broken it.
         """
 
     async def prove(self) -> None:

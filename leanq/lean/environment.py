@@ -94,9 +94,7 @@ class Environment:
 
     def process_env(self) -> dict[str, str]:
         """Returns all environment variables of a Lean process, except the caller's HOME and TMPDIR.
-
-        Nothing is inherited, since the worker's own environment holds secrets (LEANQ_URL).
-        """
+        Nothing is inherited: the worker's own environment holds secrets (LEANQ_URL)."""
         variables = {
             "LANG": "C.UTF-8",
             "LEAN_PATH": os.pathsep.join(map(str, self.search_path)),
@@ -142,10 +140,8 @@ class Environment:
         return tuple(module for module in wanted if self.find_olean(module) is None)
 
     def lost(self, modules: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of the modules that could be imported at opening, and cannot by now.
-
-        Where nothing of a library is left, its name stands for each of its modules.
-        """
+        """Returns those of the modules that could be imported at opening, and cannot by now. Where
+        nothing of a library is left, its name stands for each of its modules."""
         found, folders = [], self.folders()
         for module in modules:
             parts = module_parts(module)
@@ -195,11 +191,8 @@ class Environment:
         )
 
     def has_others(self, modules: Iterable[str]) -> bool:
-        """Returns whether one of these modules is in another file by now than at opening.
-
-        It looks at these modules' files alone, which takes microseconds. Lake writes a module anew
-        after each module that it imports.
-        """
+        """Returns whether one of these modules is in another file by now than at opening. It takes
+        microseconds. Lake writes a module anew after each module that it imports."""
         try:
             for module in modules:
                 path = self.find_olean(module)
@@ -223,12 +216,9 @@ class Environment:
         return own is not None and path.is_relative_to(own) and module_parts(module)[0] in LEANS_OWN
 
     def changed(self) -> bool:
-        """Returns whether Lean, the compiled modules or the project's files have changed since
-        opening.
-
-        It compares sizes, times and inodes only. False is as sure as those; after True, a new
-        ``open_environment`` may well find the same fingerprint.
-        """
+        """Returns whether Lean, the compiled modules or the project's files have other sizes, times
+        or inodes than at opening. After True, a new ``open_environment`` may well find the same
+        fingerprint."""
         try:
             return _scan(self.toolchain, self.search_path, self.project).stamp() != self.stamp
         except OSError:
@@ -329,9 +319,7 @@ def open_environment(
 
 def pack_environment(environment: Environment, target: Path) -> int:
     """Writes an environment as one file (:mod:`leanq.lean.packs`); returns the number of its files.
-
-    Raises ToolchainError, also if the environment has changed since it was opened.
-    """
+    Raises ToolchainError, also if the environment has changed since it was opened."""
     toolchain, project = environment.toolchain, environment.project
     # The wheel's Core is made anew wherever it is missing.
     folders = environment.search_path[: -1 if toolchain.source == "wheel" else None]
@@ -479,9 +467,7 @@ def _fingerprint(
 
 def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path:
     """Returns the folder of the compiled Core for the wheel's Lean, and makes it if it is missing.
-
-    A rename makes it appear whole; of several processes that make it, the first wins.
-    """
+    A rename makes it appear whole; of several processes that make it, the first wins."""
     source = _CORE_SOURCE.read_bytes()
     made = cache / "core" / f"{toolchain.commit}-{hash_bytes(source).hex()[:16]}"
     if (made / "Core.olean").is_file():

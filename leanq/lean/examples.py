@@ -31,12 +31,7 @@ _TELLS_LINE = re.compile(r"(?<![\w.])(?:\w+!|sorry\b)")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A text with a name for one of its examples.
-
-    Attributes:
-        text: the text to compile.
-        line, column: the place of the name.
-    """
+    """A text with a name for one of its examples, and the place of the name."""
 
     text: str
     line: int
@@ -44,17 +39,11 @@ class Named:
 
 
 class Examples:
-    """The examples that a text may have.
+    """The examples that a text may have: ``count`` of them by leanq's reading.
 
-    Args:
-        code: the text.
-        salt: makes up names that the text does not use.
-
-    Attributes:
-        count: how many examples there are by leanq's reading.
-        probes: the texts with a name for other words that could be an example.
-        probe_name: this name.
-        tells_line: whether an example had to move to another line, and the text could tell.
+    ``salt`` makes up names that the text does not use. ``probes`` are the texts with one of them,
+    ``probe_name``, for other words that could be an example. ``tells_line``: whether an example had
+    to move to another line, and the text could tell.
     """
 
     def __init__(self, code: str, salt: str) -> None:

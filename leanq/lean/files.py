@@ -69,19 +69,9 @@ def files_below(
     above: frozenset[tuple[int, int]] = frozenset(),
     leave_out: Collection[str] = (),
 ) -> Iterator[File]:
-    """Yields the files below a folder whose names end so; follows links, as Lean does.
-
-    Args:
-        folder: its path.
-        endings: of the files' names.
-        enter: returns whether to enter a folder of this name.
-        prefix: of the names that the files get.
-        above: the folders on the way here, by device and inode.
-        leave_out: libraries whose files are left out.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Yields the files below a folder whose names end so, behind this prefix. It follows links, as
+    Lean does, and skips folders that ``enter`` refuses. ``above``: the folders on the way here, by
+    device and inode. ``leave_out``: libraries. Raises OSError if a folder cannot be read."""
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
     if here in above:

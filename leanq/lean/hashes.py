@@ -49,17 +49,9 @@ def hash_rest(file: BufferedReader) -> bytes:
 def content_hashes(
     files: Sequence[File], memory: Path, brought: Mapping[File, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Returns the hash of each path's content in hexadecimal digits: remembered, or computed on all
-    CPUs and then remembered.
-
-    Args:
-        files: the files to hash.
-        memory: the file that remembers the hashes.
-        brought: hashes that are known from elsewhere.
-
-    Raises:
-        OSError: a file cannot be read, or is no longer the one that was found.
-    """
+    """Returns the hash of each path's content in hexadecimal digits: remembered in the file
+    ``memory``, brought, or computed on all CPUs and then remembered. Raises OSError if a file
+    cannot be read, or is no longer the one that was found."""
     young = set(unsettled(files))
     known = _recall(memory)
     hashes = {file.path: digest for file in files if (digest := known.get(file, brought.get(file)))}
@@ -96,11 +88,8 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def make_folders(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for no other user to write to.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Makes a folder, and those above it that are missing, for no other user to write to; raises
+    OSError."""
     for each in reversed((folder, *folder.parents)):
         if not each.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -108,11 +97,8 @@ def make_folders(folder: Path) -> None:
 
 
 def make_ours(folder: Path, mode: int) -> bool:
-    """Makes a folder unless it is there; returns whether no other user can write to it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Makes a folder unless it is there; returns whether no other user can write to it. Raises
+    OSError."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode)  # a umask only takes rights away
     status = folder.lstat()

@@ -69,11 +69,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Opened:
-    """All that belongs to one opening of the environment.
-
-    Attributes:
-        whole: headers of which Lean has found all that they need.
-    """
+    """All that belongs to one opening of the environment. ``whole``: headers of which Lean has
+    found all that they need."""
 
     lean: Lean
     auditor: Auditor
@@ -98,14 +95,10 @@ def machine_cache(settings: Settings) -> SnapshotCache:
 class LeanDriver:
     """All operations in one environment, with at most ``slots`` sandboxes.
 
-    Args:
-        open_environment: opens the environment, again after its files have changed.
-        cache: the machine's snapshots; None to make and load none.
-        hidden: folders to hide from candidates, if the machine can.
-        nice: niceness of the Lean processes.
-        prefixes: when a source is worth a process behind its prefix, or a snapshot.
-        forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None for never.
-        judge_alone: whether each file is judged in a process of its own.
+    ``open_environment`` is called again after its files have changed. Without a ``cache`` no
+    snapshots are made or loaded, and without rules for ``forks`` Lean starts for each text.
+    ``hidden`` are folders to hide from candidates, if the machine can. ``judge_alone``: whether
+    each file is judged in a process of its own.
     """
 
     gives_infotrees = False
@@ -306,11 +299,8 @@ class LeanDriver:
         return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
 
     async def _until_available(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Returns what ``work`` returns, and tries again while Redis is out of reach.
-
-        It has no deadline of its own. If it takes too long, the request's lease or run timeout
-        ends, and another worker gets the request.
-        """
+        """Returns what ``work`` returns, and tries again while Redis is out of reach. If it takes
+        too long, the request's lease or run timeout ends, and another worker gets the request."""
         pauses = backoff_s(self._rng)
         while True:
             try:
@@ -350,10 +340,7 @@ class LeanDriver:
 
     async def _notice_changes(self, *, at_once: bool = False) -> bool:
         """Takes a new fingerprint if the environment's files have changed; returns whether they
-        have.
-
-        It looks every few seconds, or ``at_once``.
-        """
+        have. It looks every few seconds, or ``at_once``."""
         if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
             return False
         asked, asked_s = self.opened, time.monotonic()

@@ -49,16 +49,9 @@ _held: dict[Path, int] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a pack says of itself.
-
-    Attributes:
-        format: of the pack.
-        fingerprint: of the environment.
-        lean: the version of Lean that compiled it.
-        folders: how many folders of compiled modules it has.
-        project: whether it was a Lake project.
-        toolchain: whether it brings its Lean.
-    """
+    """What a pack says of itself. ``lean`` is the version that compiled it, ``folders`` their
+    number; ``project``: whether it was a Lake project; ``toolchain``: whether it brings its
+    Lean."""
 
     format: int
     fingerprint: str
@@ -82,11 +75,8 @@ def toolchain_files(prefix: Path) -> Mapping[str, Path]:
 
 
 def write_pack(target: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
-    """Writes a pack with these files, by their names in it. The target appears whole.
-
-    Raises:
-        ToolchainError: a file cannot be read, or the target cannot be written.
-    """
+    """Writes a pack with these files, by their names in it. The target appears whole. Raises
+    ToolchainError if a file cannot be read, or the target cannot be written."""
     try:
         with tempfile.TemporaryDirectory(prefix=_MAKING, dir=target.parent) as scratch:
             new = Path(scratch, target.name)
@@ -109,15 +99,9 @@ def write_pack(target: Path, manifest: Manifest, files: Mapping[str, Path]) -> N
 
 
 def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
-    """Returns the folder of an unpacked pack, and what the pack says of itself.
-
-    Unpacks it if no process has done so; others wait meanwhile. This process holds the folder until
-    it ends.
-
-    Raises:
-        ToolchainError: the pack is damaged or of a later release, or the cache cannot hold it, or
-            other users can write to the cache's packs.
-    """
+    """Returns the folder of an unpacked pack, and what the pack says of itself. Unpacks it if no
+    process has done so; others wait meanwhile. This process holds the folder until it ends. Raises
+    ToolchainError."""
     try:
         with pack.open("rb") as raw, _decompressed(raw) as plain:
             archive = tarfile.open(fileobj=plain, mode="r|")  # noqa: SIM115 - ends with the file

@@ -40,14 +40,8 @@ def libraries_of(environment: Environment, paths: Sequence[Path] | None = None) 
 
 
 class PassMemory:
-    """The place of one self-test's pass in one environment.
-
-    Args:
-        environment: its libraries are tested, and its cache folder keeps the pass.
-        test: names the self-test, and its folder in the cache.
-        libraries: as they were before the test.
-        words: further inputs of a pass.
-    """
+    """The place of one self-test's pass in one environment, whose cache folder keeps it.
+    ``libraries``: as they were before the test; ``words``: further inputs of a pass."""
 
     def __init__(
         self, environment: Environment, test: str, libraries: Libraries, *words: str

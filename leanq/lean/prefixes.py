@@ -63,11 +63,8 @@ class _Seen:
 
 
 class Prefixes:
-    """The processes and snapshots behind the sources of one environment.
-
-    Attributes:
-        counts: texts with holes, by how they ran.
-    """
+    """The processes and snapshots behind the sources of one environment. ``counts``: texts with
+    holes, by how they ran."""
 
     def __init__(self, lean: Lean, snapshots: Snapshots | None, rules: PrefixRules) -> None:
         self._lean = lean
@@ -101,13 +98,9 @@ class Prefixes:
         *,
         compile_: bool = False,
     ) -> Run:
-        """Runs ``code``, which differs from ``source`` in its holes alone.
-
-        It uses the source's snapshot if there is one; Lean's messages do not depend on it.
-
-        Args:
-            compile_: whether to compile the code, if it has to be elaborated from the start.
-        """
+        """Runs ``code``, which differs from ``source`` in its holes alone. It uses the source's
+        snapshot if there is one; Lean's messages do not depend on it. ``compile_``: whether to
+        compile the code, if it has to be elaborated from the start."""
         key = snapshot_key(self._fingerprint, text_hash(source))
         limits, snapshots = limits_of(request), self.snapshots
         seen = self._seen.setdefault(key, _Seen())

@@ -50,12 +50,8 @@ _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of Lean on a text within limits.
-
-    ``compiled``: whether it wrote its result. ``way``: how it got the text's beginning.
-    ``begun_s``: the time that it took to begin; ``is_forked``: whether it began as a fork;
-    ``imported_s``: the time that it then took to import, if it says so.
-    """
+    """One run of Lean on a text within limits. ``begun_s``: the time that it took to begin;
+    ``imported_s``: the time that it then took to import, if it says so."""
 
     done: Finished
     limits: Limits
@@ -94,11 +90,7 @@ class Run:
 
 class Slot:
     """A place for one run of Lean at a time, each in a sandbox. It stands behind the text's header
-    if the fork server has imported that; otherwise Lean starts in it.
-
-    Attributes:
-        sandbox: the last run's sandbox.
-    """
+    if the fork server has imported that; otherwise Lean starts in it."""
 
     def __init__(self) -> None:
         """Use :meth:`Lean.slot`."""
@@ -115,14 +107,7 @@ class Slot:
 
 class Lean:
     """Lean in one environment, with at most ``slots`` idle sandboxes. Every text comes through
-    standard input.
-
-    Args:
-        forks: the fork server; None to start Lean for each text.
-        hidden: folders to hide from candidates, if the machine can.
-        nice: niceness of the Lean processes.
-        inbox_root: a folder on the disk of the snapshots to load, if there are any.
-    """
+    standard input. ``inbox_root``: a folder on the disk of the snapshots to load."""
 
     def __init__(
         self,
@@ -156,14 +141,9 @@ class Lean:
 
     async def prove(self) -> None:
         """Has Lean compile a theorem of ours in a sandbox like a candidate's, after this call; and
-        looks for the modules that it did not find any more.
-
-        A broken Lean, or a wrapper around files that are hidden there, would seem to crash on each
-        candidate.
-
-        Raises:
-            ToolchainError: it fails, so this machine is to blame and no candidate.
-        """
+        looks for the modules that it did not find any more. A broken Lean, or a wrapper around
+        files that are hidden there, would seem to crash on each candidate. Raises ToolchainError if
+        this machine is to blame and no candidate."""
         asked_s = time.monotonic()
         async with self._proving:
             # One trial is enough for all deaths before it.
@@ -208,16 +188,12 @@ class Lean:
         compile_: bool = True,
     ) -> Run:
         """Runs Lean on a text. If it is to be compiled, the slot's :func:`olean` is the result.
+        ``load``: a snapshot of a text that begins alike.
 
         If it dies or cannot be started, Lean is tried with a text of ours. If it died at once, as
-        when something was missing for a moment, the text runs once more.
-
-        Args:
-            load: a snapshot of a text that begins alike.
-
-        Raises:
-            ToolchainError: Lean does not work on this machine any more.
-            SandboxError: the process could not be started or watched, although Lean works.
+        when something was missing for a moment, the text runs once more. Raises ToolchainError if
+        Lean does not work on this machine any more, and SandboxError if the process could not be
+        started or watched, although Lean works.
         """
         try:
             run = await self._run(slot, code, limits, options, load, compile_)
@@ -326,12 +302,9 @@ class Lean:
         return done
 
     async def ask(self, source: str) -> str:
-        """Returns Lean's output about a source of ours, which imports the environment alone.
-
-        Raises:
-            ToolchainError: Lean does not work on this machine any more.
-            SandboxError: it says nothing.
-        """
+        """Returns Lean's output about a source of ours, which imports the environment alone. Raises
+        ToolchainError if Lean does not work on this machine any more, and SandboxError if it says
+        nothing."""
         async with self.slot() as slot:
             sandbox = await self._plain(slot)
             done = await self._lean(sandbox, self.command(), _ASK_LIMITS, source)

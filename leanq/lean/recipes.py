@@ -130,10 +130,7 @@ def snapshot_key(fingerprint: str, text: bytes) -> str:
 
 def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
     """Returns the recipe of ``state`` from its record, its parent's, and so on to the source's.
-
-    Raises:
-        RecipeError: the records do not match their ids, or are of a later release.
-    """
+    Raises RecipeError if the records do not match their ids, or are of a later release."""
     expected = state
     differences: list[bytes] = []
     for record in records:
@@ -168,11 +165,8 @@ def pack_export(recipe: Recipe) -> bytes:
 
 
 def unpack_export(blob: bytes) -> Recipe:
-    """Returns the recipe in the bytes of :func:`pack_export`.
-
-    Raises:
-        RecipeError: the bytes are something else, or damaged.
-    """
+    """Returns the recipe in the bytes of :func:`pack_export`. Raises RecipeError if they are
+    something else, or damaged."""
     if not blob.startswith(_MAGIC):
         raise RecipeError("these bytes are no exported state, or one of a later release")
     checksum, body = blob[len(_MAGIC) :][:32], blob[len(_MAGIC) + 32 :]

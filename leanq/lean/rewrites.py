@@ -22,11 +22,8 @@ _PLAIN_NAME = re.compile(r"[^\W\d][\w'!?₀-₉]*")
 
 def with_statements(code: str, declarations: Sequence[Declaration]) -> str:
     """Returns the text with ``sorry`` for the proof of each of its theorems. Theorems within
-    another declaration, such as a structure's fields, stay: that declaration makes them.
-
-    Raises:
-        UsageError: a proof is not found where its statement ends.
-    """
+    another declaration, such as a structure's fields, stay: that declaration makes them. Raises
+    UsageError if a proof is not found where its statement ends."""
     spans = [_span(code, each) for each in declarations]
     # From the last one on, so that the places before it stay valid.
     for theorem, (start, end) in reversed([*zip(declarations, spans, strict=True)]):
@@ -42,10 +39,7 @@ def with_statements(code: str, declarations: Sequence[Declaration]) -> str:
 
 def with_negation(code: str, theorem: Declaration, name: str) -> str:
     """Returns the text up to a theorem, and in its place ``name``: the negation of its statement.
-
-    Raises:
-        UsageError: it is no theorem, or has no statement that Lean prints.
-    """
+    Raises UsageError if it is no theorem, or has no statement that Lean prints."""
     if theorem.kind != "theorem" or theorem.statement is None:
         raise UsageError(f"{theorem.name} is no theorem with a statement that can be negated")
     start, _ = _span(code, theorem)
@@ -55,9 +49,7 @@ def with_negation(code: str, theorem: Declaration, name: str) -> str:
 
 def with_contradiction(code: str, theorem: Declaration, name: str) -> str:
     """Returns the text up to a theorem's end, and ``name``: the theorem contradicts its negation.
-
-    Lean refuses that if it reads the printed statement as another one.
-    """
+    Lean refuses that if it reads the printed statement as another one."""
     start, end = _span(code, theorem)
     bound, universes = _bound(code[:start], theorem.universes), _universes(theorem.universes)
     return (
@@ -69,16 +61,10 @@ def with_contradiction(code: str, theorem: Declaration, name: str) -> str:
 def with_lemmas(
     code: str, declarations: Sequence[Declaration], sorries: Sequence[Sorry], prefix: str
 ) -> str:
-    """Returns the text with each sorry as a lemma of its own, before its declaration.
-
-    Args:
-        sorries: those of a check of the text, with their goals.
-        prefix: the beginning of the lemmas' names; numbers follow.
-
-    Raises:
-        UsageError: a sorry stands in no named declaration, or has no goal, or one that cannot be
-            stated alone.
-    """
+    """Returns the text with each sorry as a lemma of its own, before its declaration. ``sorries``
+    are those of a check of the text, with their goals. The lemmas' names are ``prefix`` and a
+    number. Raises UsageError if a sorry stands in no named declaration, or has no goal that can be
+    stated alone."""
     holes = {hole.offset: hole for hole in find_holes(code)}
     spans = [(*_span(code, each), each) for each in declarations]
     lemmas: dict[int, list[str]] = {}

@@ -103,18 +103,14 @@ _MAY_HAVE_HEADER = re.compile("module|prelude|import")
 
 
 def quote(part: str) -> str:
-    """Returns one component of a name as Lean writes it, in «» if it needs them.
-
-    Lean has no syntax for a » inside; it is doubled, so that no two components look the same.
-    """
+    """Returns one component of a name as Lean writes it, in «» if it needs them. Lean has no syntax
+    for a » inside; it is doubled, so that no two components look the same."""
     return part if _PLAIN_PART.fullmatch(part) else "«" + part.replace("»", "»»") + "»"
 
 
 def split_header(code: str) -> Header:
-    """Reads the header as Lean's parser does: ``module``, ``prelude``, then the imports.
-
-    Never fails: the header ends before the first token that Lean finds no part of it.
-    """
+    """Reads the header as Lean's parser does: ``module``, ``prelude``, then the imports. Never
+    fails: the header ends before the first token that Lean finds no part of it."""
     # Most texts have none, and searching them is ten times as fast as reading their beginning.
     if not _MAY_HAVE_HEADER.search(code):
         return _NO_HEADER
@@ -151,10 +147,8 @@ def split_header(code: str) -> Header:
 
 
 def header_statements(header: Header) -> tuple[tuple[str, int], ...]:
-    """Returns the statements of a header, single-spaced, and where each begins.
-
-    Headers with the same statements mean the same, whatever blanks and comments they have.
-    """
+    """Returns the statements of a header, single-spaced, and where each begins. Headers with the
+    same statements mean the same, whatever blanks and comments they have."""
     statements: list[tuple[list[str], int]] = []
     previous = ""
     for token in tokens(header.text):
@@ -167,11 +161,8 @@ def header_statements(header: Header) -> tuple[tuple[str, int], ...]:
 
 def can_act(text: str) -> bool:
     """Returns whether a text may do more than its elaboration: run programs of its own, which leave
-    threads, files and changed references behind.
-
-    It judges by words, so it errs on the side of True. An import can hide such words from sight; it
-    does not know.
-    """
+    threads, files and changed references behind. It judges by words, so it errs on the side of
+    True. It does not know words that an import hides."""
     previous = ""
     for token in tokens(text):
         # `eval` alone is what polynomials do.
@@ -214,14 +205,12 @@ def define(name: str) -> str:
 
 
 def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
-    """Returns whether a word there may be a token of its own.
+    """Returns whether a word there may be a token of its own. ``literals``: the text's
+    :func:`string_contents`.
 
     It is none if an identifier reaches into it, since Lean takes the longest token. A token that
     begins before the identifier and ends there would be a library's, or one that the text declares
     by a string.
-
-    Args:
-        literals: the result of :func:`string_contents` for the text.
     """
     start = offset
     while start and code[start - 1] not in _BLANKS:

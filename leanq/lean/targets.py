@@ -42,13 +42,8 @@ _DECODER = msgspec.msgpack.Decoder(tuple[str, list[bytes], tuple[str, str]])
 
 
 class _Compiled(NamedTuple):
-    """A compiled target.
-
-    Attributes:
-        ending: the name of the declaration behind its text.
-        has_theorem: whether the text declares one.
-        open: the definitions that the text leaves open.
-    """
+    """A compiled target: its file, the name of the declaration behind its text, whether the text
+    declares a theorem, and the definitions that it leaves open."""
 
     file: Parts
     ending: tuple[str, str]
@@ -84,11 +79,8 @@ class _Compiled(NamedTuple):
 
 
 class Targets:
-    """The targets of one environment.
-
-    Args:
-        cache: this machine's snapshots, which keep targets as well; None for memory only.
-    """
+    """The targets of one environment, kept in memory and, with a cache, beside the machine's
+    snapshots."""
 
     def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
         self._lean, self._cache = lean, cache
@@ -97,12 +89,8 @@ class Targets:
         self._found: dict[tuple[str, ...], tuple[Name, Path]] = {}
 
     async def of_request(self, request: Request) -> Target:
-        """Returns the target of a request.
-
-        Raises:
-            InvalidRequestError: the target does not compile, has nothing to prove, or names what
-                the environment lacks.
-        """
+        """Returns the target of a request. Raises InvalidRequestError if it does not compile, has
+        nothing to prove, or names what the environment lacks."""
         if request.theorems:
             return await self._of_environment(request)
         environment = self._lean.environment
@@ -119,17 +107,10 @@ class Targets:
     async def of_source(
         self, source: str, filled: str, request: Request, stated: str
     ) -> tuple[Target, str]:
-        """Returns a source with holes as the target of its fillings, and the salt of its examples'
-        names.
-
-        Args:
-            filled: the source with its holes filled.
-            stated: the source with all but the hole in question filled as in that.
-
-        Raises:
-            InvalidRequestError: the source does not compile any more, or the filling uses up the
-                names.
-        """
+        """Returns a source with holes as the target of ``filled``, the source with its holes
+        filled, and the salt of its examples' names. In ``stated`` all but the hole in question are
+        filled alike. Raises InvalidRequestError if the source does not compile any more, or the
+        filling uses up the names."""
         salt, names = _unused_names(source, filled)
         text, options = await asyncio.to_thread(named_as_in_source, stated, source, salt)
         compiled = await self._compiled(text, request, options)

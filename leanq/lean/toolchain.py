@@ -106,11 +106,8 @@ class Toolchain:
 
     @property
     def shared_libraries(self) -> tuple[Path, ...]:
-        """Lean's shared libraries, if there are any; the judge's kernel comes from them.
-
-        The first one leads to the others, if any does. On some platforms Lean is split into
-        several.
-        """
+        """Lean's shared libraries, if there are any; the judge's kernel comes from them. The first
+        one leads to the others: on some platforms Lean is split into several."""
         folder = self.program.parent if self.source == "wheel" else self.library
         return _libraries_in(folder) if folder else ()
 

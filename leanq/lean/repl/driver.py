@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -27,7 +27,6 @@ from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.repl.steps import LiveStep
-from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.steps.goals import keep_opened
 from leanq.lean.steps.moves import read_move
 from leanq.lean.syntax import Header, can_act, split_header
@@ -65,13 +64,9 @@ class _Kept(Opened):
 class ReplDriver(LeanDriver):
     """All operations in one environment, with at most ``slots`` requests at a time.
 
-    Args:
-        command: the command that starts the REPL, as on a command line; see :func:`find_repl`.
-        trust_steps: whether a step rests on the REPL's word that a proof is complete, which is
-            known to be wrong at times.
-        rules: when a process is replaced.
-
-    The others are those of the lean driver.
+    ``command`` starts the REPL: see :func:`find_repl`. ``rules`` say when a process is replaced.
+    With ``trust_steps`` a step rests on the REPL's word that a proof is complete, which is known to
+    be wrong at times. The others are those of the lean driver.
     """
 
     def __init__(
@@ -79,25 +74,14 @@ class ReplDriver(LeanDriver):
         open_environment: Callable[[], Environment],
         command: str,
         *,
-        slots: int,
         rules: Recycling,
         trust_steps: bool = False,
-        cache: SnapshotCache | None = None,
-        hidden: Sequence[Path] = (),
-        nice: int = 0,
-        judge_alone: bool = False,
+        **shared: Any,
     ) -> None:
         self._command = command
         self._rules = rules
         self._trust_steps = trust_steps
-        super().__init__(
-            open_environment,
-            slots=slots,
-            cache=cache,
-            hidden=hidden,
-            nice=nice,
-            judge_alone=judge_alone,
-        )
+        super().__init__(open_environment, **shared)
 
     @property
     def about(self) -> Mapping[str, object]:
@@ -112,13 +96,11 @@ class ReplDriver(LeanDriver):
     async def _check(self, request: Request) -> Reply:
         # One environment from here to the end, even if its files change meanwhile.
         kept, header = self.kept, split_header(request.code)
-        reply = await self._by_repl(
-            kept,
-            header,
-            "",
-            [request.code[header.end_offset :]],
-            lambda session: self._elaborated(kept, session, request, header),
-        )
+
+        async def work(session: Session) -> Reply | None:
+            return await self._elaborated(kept, session, request, header)
+
+        reply = await self._by_repl(kept, header, "", [request.code[header.end_offset :]], work)
         tree = None if reply is None else reply.infotree
         if reply is None or (reply.verdict == "accepted" and request.audit):
             reply = await super()._check(request)
@@ -177,13 +159,9 @@ class ReplDriver(LeanDriver):
     async def _by_repl(
         self, kept: _Kept, header: Header, state: str, texts: Iterable[str], work: _Work
     ) -> Reply | None:
-        """Returns the result of ``work`` in a process with this header; None if no process can give
-        one.
-
-        Args:
-            state: one that the process should hold already, if there is such a process.
-            texts: all that Lean is to elaborate behind the header.
-        """
+        """Returns the result of ``work`` in a process with this header, if possible one that holds
+        this state; None if no process can give one. ``texts``: all that Lean is to elaborate behind
+        the header."""
         # Lean refuses some blanks, which are lost when headers are compared.
         if _ODD_BLANK.search(header.text):
             return None
@@ -222,9 +200,8 @@ class ReplDriver(LeanDriver):
             hidden=self._hidden,
             nice=self._nice,
         )
-        lean, auditor, prefixes = opened.lean, opened.auditor, opened.prefixes
-        parts = opened.targets, opened.trials, opened.libraries
-        return _Kept(lean, auditor, prefixes, *parts, sessions)
+        parts = {each.name: getattr(opened, each.name) for each in fields(Opened) if each.init}
+        return _Kept(**parts, sessions=sessions)
 
     @property
     def kept(self) -> _Kept:

@@ -74,11 +74,8 @@ class Elaborated:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The result of a tactic.
-
-    ``status`` is the REPL's own word for how far the proof is, and its tactic mode is known to be
-    wrong about it. ``traces`` are texts without places.
-    """
+    """The result of a tactic. ``status`` is the REPL's own word for how far the proof is, which is
+    known to be wrong at times. ``traces`` are texts without places."""
 
     proof_state: int
     goals: tuple[str, ...]
@@ -113,11 +110,8 @@ Answer = Elaborated | Stepped | Refused
 
 
 def read_answer(found: Mapping[str, Any]) -> Answer:
-    """Reads an answer; skips fields that are not used here.
-
-    Raises:
-        ReplError: no REPL answers so.
-    """
+    """Reads an answer; skips fields that are not used here. Raises ReplError if no REPL answers
+    so."""
     match found:
         case {"message": str(text)}:
             return Refused(text)
@@ -164,11 +158,8 @@ class Exchange:
         return self._marked_at >= 0 and self._printed.find(b"}", self._marked_at) >= 0
 
     def answer(self) -> Mapping[str, Any]:
-        """Returns the answer to the command, once the probe has been answered.
-
-        Raises:
-            ReplError: there is none, or more than one that could be it.
-        """
+        """Returns the answer to the command, once the probe has been answered. Raises ReplError if
+        there is none, or more than one that could be it."""
         found = list(find_answers(self._printed.decode(errors="replace")))
         *before, last = found or [{}]
         if self._probe not in str(last.get("message")):
@@ -179,11 +170,8 @@ class Exchange:
 
 
 def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
-    """Yields everything in the output that could be an answer, in order.
-
-    Raises:
-        ReplError: there is too much that begins like one.
-    """
+    """Yields everything in the output that could be an answer, in order. Raises ReplError if too
+    much begins like one."""
     decoder = json.JSONDecoder()
     at = 0
     for _ in range(_MOST_BEGINNINGS):

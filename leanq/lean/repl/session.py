@@ -46,10 +46,8 @@ _VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The command alone has spent its budget of time, and the process is gone.
-
-    ``exit`` has the times of this command.
-    """
+    """The command alone has spent its budget of time, and the process is gone. ``exit`` has the
+    times of this command."""
 
     exit: Exit
     stderr: bytes
@@ -86,11 +84,8 @@ def header_key(header: Header) -> str:
 class Session:
     """One process of the REPL.
 
-    Attributes:
-        states: the states that it holds, by their ids.
-        requests: how many commands of candidates it got.
-        cpu_s: the CPU time of all its commands so far.
-        spoiled: set when it must not be used again.
+    It holds ``states``, by their ids. ``requests``: how many commands of candidates it got;
+    ``cpu_s``: the CPU time of all commands. Once ``spoiled``, it must not be used again.
     """
 
     def __init__(self, sandbox: Sandbox, process: Process) -> None:
@@ -119,10 +114,8 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        """True if it waits for a command, and for nothing else.
-
-        Output between two commands comes from a thread that a candidate has left there.
-        """
+        """True if it waits for a command, and for nothing else. Output between two commands comes
+        from a thread that a candidate has left there."""
         if self.spoiled or self._asking or self._process.ended:
             return False
         return not self._process.discard().strip()
@@ -136,11 +129,7 @@ class Session:
         )
 
     async def version(self) -> str:
-        """Returns the version of its Lean.
-
-        Raises:
-            ReplError: it does not answer, or not to the question.
-        """
+        """Returns the version of its Lean; raises ReplError if it does not answer the question."""
         said = ""
         # The first needs no library, the second serves if the first is not known yet.
         for question in ("prelude\n#version", "#eval Lean.versionString"):
@@ -163,10 +152,8 @@ class Session:
         return self._imported[header_key(header)].notes
 
     async def load(self, header: Header) -> bool:
-        """Elaborates a header, unless it has; returns whether Lean finds no error in it.
-
-        A header with errors is not kept. Errors as of :meth:`ask`.
-        """
+        """Elaborates a header, unless it has; returns whether Lean finds no error in it, or else it
+        is not kept. Errors as of :meth:`ask`."""
         key = header_key(header)
         if key in self._imported:
             return True
@@ -181,11 +168,8 @@ class Session:
     async def elaborate(
         self, code: str, header: Header, limits: Limits, infotree: Infotree | Literal[""] = ""
     ) -> Elaborated | TimedOut:
-        """Returns Lean's answer about a text with a loaded header.
-
-        Places are those in ``code``, since blanks stand where its header was. Errors as of
-        :meth:`ask`.
-        """
+        """Returns Lean's answer about a text with a loaded header. Places are those in ``code``:
+        blanks stand where its header was. Errors as of :meth:`ask`."""
         self.requests += 1
         blanks = "".join("\n" if each == "\n" else " " for each in header.text)
         body = blanks + code[header.end_offset :]

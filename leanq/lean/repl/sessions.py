@@ -27,13 +27,7 @@ _MOST_HEADERS = 4
 
 
 class Sessions:
-    """The REPL in one environment, for at most ``slots`` requests at a time.
-
-    Args:
-        hidden: folders to hide from candidates, if the machine can.
-        nice: niceness of the processes.
-        rules: when a process is replaced.
-    """
+    """The REPL in one environment, for at most ``slots`` requests at a time."""
 
     def __init__(
         self,
@@ -63,12 +57,8 @@ class Sessions:
         self._closed = False
 
     async def open(self) -> None:
-        """Starts one, to see whether it serves this environment.
-
-        Raises:
-            ToolchainError: it does not run in a sandbox, does not speak the REPL's protocol, or is
-                of another Lean.
-        """
+        """Starts one, to see whether it serves this environment. Raises ToolchainError if it does
+        not run in a sandbox or speak the REPL's protocol, or is of another Lean."""
         async with self._opening:
             if self._is_known:
                 return
@@ -109,12 +99,8 @@ class Sessions:
     async def take(
         self, header: Header, state: str = "", *, pristine: bool = False
     ) -> AsyncIterator[Session]:
-        """Lends a process for one request, if possible with its header.
-
-        Args:
-            state: prefers a process that holds this state.
-            pristine: takes one that has elaborated nothing of any candidate.
-        """
+        """Lends a process for one request, if possible with its header and this state. A
+        ``pristine`` one has elaborated nothing of any candidate."""
         if not self._is_known:
             await self.open()
         session = await self._next(header_key(header), state, pristine)

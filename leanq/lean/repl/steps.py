@@ -25,11 +25,8 @@ _LACKING = re.compile(r"instance|synthesize|universe")
 
 
 class LiveStep:
-    """One tactic on one state, in a process with the header of the state's source.
-
-    Args:
-        trust: whether the REPL's word that a proof is complete is enough.
-    """
+    """One tactic on one state, in a process with the header of the state's source. ``trust``:
+    whether the REPL's word that a proof is complete is enough."""
 
     def __init__(
         self,
@@ -74,10 +71,8 @@ class LiveStep:
         return await self._close()
 
     async def _revive(self) -> int | None:
-        """Returns the state's number in the process, replayed from the live part of its recipe.
-
-        Returns None if it leads there no more.
-        """
+        """Returns the state's number in the process, replayed from the live part of its recipe;
+        None if it leads there no more."""
         session, recipe = self._session, self._move.recipe
         chain = [state for state, _ in recipe.records()]
         depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
