@@ -201,7 +201,9 @@ class Environment:
                     if any(each.name == name for each in self.found.values()):
                         return True
                     continue
-                if str(path) not in self.found and not self._is_leans_own(module, path):
+                own = self.toolchain.library
+                is_own = own and path.is_relative_to(own) and module_parts(module)[0] in LEANS_OWN
+                if str(path) not in self.found and not is_own:
                     return True
                 parts = (f"{path}{end}" for end in ("", ".server", ".private"))
                 for known in filter(None, map(self.found.get, parts)):
@@ -210,10 +212,6 @@ class Environment:
         except OSError:
             return True
         return False
-
-    def _is_leans_own(self, module: str, path: Path) -> bool:
-        own = self.toolchain.library
-        return own is not None and path.is_relative_to(own) and module_parts(module)[0] in LEANS_OWN
 
     def changed(self) -> bool:
         """Returns whether Lean, the compiled modules or the project's files have other sizes, times
@@ -278,7 +276,9 @@ def open_environment(
             search_path = (folder,)
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
-    header = "" if _has_init(toolchain, search_path) else _CORE_HEADER
+    # Lean's implicit imports are there; every toolchain but the wheel brings them.
+    has_init = any((each / "Init.olean").is_file() for each in search_path)
+    header = "" if has_init or toolchain.source != "wheel" else _CORE_HEADER
     memory = (
         cache / "hashes" / f"{hash_bytes(os.fsencode(folder or toolchain.program)).hex()[:32]}.json"
     )
@@ -289,7 +289,10 @@ def open_environment(
                 f"environment {name}: {folder} holds neither a lakefile nor compiled modules"
                 " (.olean); name a Lake project or the folder that its modules are compiled to"
             )
-        hashes = content_hashes(scan.files(), memory, _brought(search_path, scan))
+        brought: dict[File, str] = {}
+        for place, files in zip(search_path, scan.folders, strict=False):
+            brought |= baked(place, files) if files else {}
+        hashes = content_hashes(scan.files(), memory, brought)
     except OSError as error:
         raise ToolchainError(
             f"environment {name}: cannot read {error.filename} ({error.strerror});"
@@ -347,13 +350,6 @@ def pack_environment(environment: Environment, target: Path) -> int:
         raise ToolchainError(f"{environment.name} has changed meanwhile; pack it again")
     write_pack(target, manifest, files)
     return len(files)
-
-
-def _has_init(toolchain: Toolchain, search_path: Sequence[Path]) -> bool:
-    """Returns whether Lean's implicit imports are there; every toolchain but the wheel brings
-    them."""
-    folders = any((folder / "Init.olean").is_file() for folder in search_path)
-    return toolchain.source != "wheel" or folders
 
 
 class _Scan(NamedTuple):
@@ -424,15 +420,6 @@ def _links(search_path: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
         if path.is_symlink():
             status = path.lstat()
             yield str(path), status.st_ino, status.st_ctime_ns
-
-
-def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
-    """Returns the hashes that folders of the search path bring."""
-    found: dict[File, str] = {}
-    for folder, files in zip(search_path, scan.folders, strict=False):
-        if files:
-            found |= baked(folder, files)
-    return found
 
 
 def _fingerprint(

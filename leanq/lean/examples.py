@@ -13,11 +13,12 @@ declares tokens: with those, one word can decide whether another one is read.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leanq.lean.syntax import define, made_up_names, may_be_keyword, string_contents, tokens
+from leanq.lean.syntax import may_be_keyword, string_contents, tokens
 
 NAME = "_example"
 """Lean's name for an example."""
@@ -25,6 +26,8 @@ NAME = "_example"
 _WORD = "example"
 _EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
 _DECLARES_TOKENS = re.compile("notation|infix|prefix|postfix")
+# Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
+_LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 # Terms that tell their own line.
 _TELLS_LINE = re.compile(r"(?<![\w.])(?:\w+!|sorry\b)")
 
@@ -98,11 +101,38 @@ def may_have_examples(code: str) -> bool:
     return _WORD in code
 
 
+def name_examples(code: str, salt: str) -> str | None:
+    """Makes every ``example`` a definition, so that it leaves a constant behind; None if there is
+    none. The names need not be secret, only unused in the file."""
+    offsets = _offsets(code)
+    return _replaced(code, offsets, made_up_names(salt, len(offsets))) if offsets else None
+
+
+def example_names(code: str, salt: str) -> tuple[str, ...]:
+    """Returns the names that :func:`name_examples` gives."""
+    return made_up_names(salt, len(_offsets(code)))
+
+
+def made_up_names(salt: str, count: int) -> tuple[str, ...]:
+    """Returns names of three letters that follow from the salt."""
+    first = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
+    base = len(_LETTERS)
+    return tuple(
+        "".join(_LETTERS[number // base**k % base] for k in range(3))
+        for number in range(first, first + count)
+    )
+
+
+def _offsets(code: str) -> list[int]:
+    return [token.start for token in tokens(code) if token.text == _WORD]
+
+
 def _replaced(code: str, offsets: Sequence[int], names: Sequence[str]) -> str:
-    """Returns the text with a definition of the same length for each of these examples."""
+    """Returns the text with a definition for each of these examples. ``def``, a blank and a name
+    fill up the seven characters of ``example``, so no line and no column moves."""
     pieces: list[str] = []
     done = 0
     for offset, name in zip(offsets, names, strict=True):
-        pieces += code[done:offset], define(name)
+        pieces += code[done:offset], f"def {name}"
         done = offset + len(_WORD)
     return "".join([*pieces, code[done:]])

@@ -61,7 +61,7 @@ def content_hashes(
             hashes |= pool.map(_hash_found, unknown)
     settled = {file: hashes[file.path] for file in files if file not in young}
     if settled != known:
-        _remember(memory, settled)
+        keep(memory, json.dumps(list(settled.items()), separators=(",", ":")).encode())
     return hashes
 
 
@@ -141,7 +141,3 @@ def _recall(memory: Path) -> dict[File, str]:
         return {File(*file): content for file, content in json.loads(read_kept(memory) or b"[]")}
     except (ValueError, TypeError):
         return {}
-
-
-def _remember(memory: Path, hashes: Mapping[File, str]) -> None:
-    keep(memory, json.dumps(list(hashes.items()), separators=(",", ":")).encode())

@@ -312,9 +312,7 @@ class LeanDriver:
     def _open(self, environment: Environment) -> Opened:
         snapshots = None
         if self._cache:
-            library = environment.toolchain.library
-            roots = (*environment.search_path, *([library] if library else []))
-            snapshots = Snapshots(self._cache, roots)
+            snapshots = Snapshots(self._cache, environment.folders())
         forks = None
         if self._forks:
             forks = ForkServer(environment, self._forks, hidden=self._hidden, nice=self._nice)
@@ -350,19 +348,16 @@ class LeanDriver:
                 if await asyncio.to_thread(before.lean.environment.changed):
                     environment = await asyncio.to_thread(self._open_environment)
                     environment = environment.after(before.lean.environment)
-                    self.opened = await self._tried(self._open(environment))
+                    opened = self._open(environment)
+                    try:
+                        await opened.lean.prove()
+                    except BaseException:
+                        await opened.close()
+                        raise
+                    self.opened = opened
                     await before.close()
                 self._looked_at_s = time.monotonic()
         return self.opened is not asked
-
-    async def _tried(self, opened: Opened) -> Opened:
-        """Returns the environment if Lean works in it; raises ToolchainError."""
-        try:
-            await opened.lean.prove()
-        except BaseException:
-            await opened.close()
-            raise
-        return opened
 
 
 def _is_about_what_core_lacks(reply: Reply) -> bool:

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import zstandard
@@ -103,7 +103,10 @@ def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
     process has done so; others wait meanwhile. This process holds the folder until it ends. Raises
     ToolchainError."""
     try:
-        with pack.open("rb") as raw, _decompressed(raw) as plain:
+        with (
+            pack.open("rb") as raw,
+            zstandard.ZstdDecompressor().stream_reader(raw, closefd=False) as plain,
+        ):
             archive = tarfile.open(fileobj=plain, mode="r|")  # noqa: SIM115 - ends with the file
             manifest = _manifest(pack, archive)
             place = cache / "packs" / manifest.fingerprint[:32]
@@ -138,10 +141,6 @@ def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
             ) from error
         raise ToolchainError(f"{error.filename or pack}: {error.strerror}") from error
     return place, manifest
-
-
-def _decompressed(raw: IO[bytes]) -> zstandard.ZstdDecompressionReader:
-    return zstandard.ZstdDecompressor().stream_reader(raw, closefd=False)
 
 
 def _hold(place: Path, unpack: Callable[[], None]) -> None:

@@ -145,7 +145,7 @@ class Prefixes:
             await self._standing.expect(key, source, code, command, run.done, limits)
 
     def _damaged(self, states: States) -> int:
-        here = self.snapshots.tally.damaged if self.snapshots else 0
+        here = self.snapshots.tally["damaged"] if self.snapshots else 0
         return here + states.counts["damaged"]
 
     def _counted(self, run: Run, way: Way) -> Run:

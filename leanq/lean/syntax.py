@@ -8,7 +8,6 @@ commands that a macro hides.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -77,9 +76,6 @@ _COMMON_SIGNS = frozenset('()[]{}⟨⟩,;:.=<>+-*/|&^~@$%"`«»‹›→←↔�
 # How far around a word it is examined for being a part of another token.
 _MOST_BEFORE = 300
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n\s*|(.))", re.DOTALL)
-
-# Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
-_LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,37 +169,6 @@ def can_act(text: str) -> bool:
     return False
 
 
-def name_examples(code: str, salt: str) -> str | None:
-    """Makes every ``example`` a definition, so that it leaves a constant behind.
-
-    Returns None if there is no example. A name is three letters made of ``salt`` and the example's
-    number. ``def`` and a blank fill up the seven characters of ``example``, so no line and no
-    column moves. The name need not be secret, only unused in the file.
-    """
-    pieces: list[str] = []
-    done = 0
-    for number, offset in enumerate(_example_offsets(code), _first_number(salt)):
-        pieces += code[done:offset], define(_three_letters(number))
-        done = offset + len("example")
-    return "".join([*pieces, code[done:]]) if pieces else None
-
-
-def example_names(code: str, salt: str) -> tuple[str, ...]:
-    """Returns the names that :func:`name_examples` gives."""
-    return made_up_names(salt, sum(1 for _ in _example_offsets(code)))
-
-
-def made_up_names(salt: str, count: int) -> tuple[str, ...]:
-    """Returns names of three letters that follow from the salt."""
-    first = _first_number(salt)
-    return tuple(_three_letters(first + number) for number in range(count))
-
-
-def define(name: str) -> str:
-    """Returns the beginning of a definition of a made-up name, as long as ``example``."""
-    return f"def {name}"
-
-
 def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
     """Returns whether a word there may be a token of its own. ``literals``: the text's
     :func:`string_contents`.
@@ -243,15 +208,6 @@ def _unescaped(match: re.Match[str]) -> str:
     return chr(int(digits, 16)) if digits else match[3] or ""
 
 
-def _first_number(salt: str) -> int:
-    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
-
-
-def _three_letters(number: int) -> str:
-    base = len(_LETTERS)
-    return "".join(_LETTERS[number // base**k % base] for k in range(3))
-
-
 def _canonical(identifier: str) -> str:
     parts = _IDENTIFIER_PART.findall(identifier)
     return ".".join(quote(part[1:-1] if part[0] == "«" else part) for part in parts)
@@ -275,6 +231,11 @@ def _skip_comment_body(code: str, offset: int) -> int:
         if depth == 0:
             return edge.end()
     return len(code)
+
+
+def place_of(text: str, offset: int) -> tuple[int, int]:
+    """Returns the line, from 1, and the column, from 0, of an offset."""
+    return text.count("\n", 0, offset) + 1, offset - (text.rfind("\n", 0, offset) + 1)
 
 
 class Token(NamedTuple):
@@ -319,10 +280,6 @@ def tokens(code: str) -> Iterator[Token]:
             token = '"'
         yield Token(token, match.start(), offset)
         previous = token
-
-
-def _example_offsets(code: str) -> Iterator[int]:
-    return (token.start for token in tokens(code) if token.text == "example")
 
 
 def _end(pattern: re.Pattern[str], code: str, offset: int) -> int:

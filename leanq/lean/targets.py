@@ -26,11 +26,11 @@ from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
+from leanq.lean.examples import example_names, name_examples
 from leanq.lean.hashes import hash_bytes, is_ours
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
 from leanq.lean.snapshots.cache import Manifest, SnapshotCache
-from leanq.lean.syntax import example_names, name_examples
 from leanq.queue.requests import Request
 
 _KEPT_BYTES = 64 << 20

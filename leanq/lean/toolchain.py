@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -133,7 +133,10 @@ def find_toolchain_and_path(
             named, source = _lean_of_lake(project, variables), "lake"
     elif named is None and (found := shutil.which("lean", path=environ.get("PATH", ""))):
         named, source = Path(found).absolute(), "PATH"
-    toolchain = _toolchain(named, source, project, environ) if named else wheel_toolchain(environ)
+    if named:
+        toolchain = _toolchain((str(named),), source, project, environ)
+    else:
+        toolchain = wheel_toolchain(environ)
     # Older versions of lake give relative folders. They name their own toolchain's library, which
     # does not belong to the Lean that the operator may have named.
     folders = [
@@ -225,58 +228,37 @@ def _named(lean: str | None, environ: Mapping[str, str]) -> tuple[Path | None, S
     return path, source
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """Asks a program that may be Lean in ``folder``; every error names it and the remedy."""
+def _toolchain(
+    command: tuple[str, ...], source: Source, folder: Path | None, environ: Mapping[str, str]
+) -> Toolchain:
+    """Asks a program that may be Lean, in ``folder``, what it is; errors name the remedy."""
+    program, prefix = Path(command[-1]), None
 
-    command: tuple[str, ...]
-    source: Source
-    folder: Path | None
-    environ: Mapping[str, str]
-
-    def answer(self, flag: str) -> str:
+    def answer(flag: str) -> str:
         try:
-            done = ask((*self.command, flag), self.environ, self.folder)
+            done = ask((*command, flag), environ, folder)
         except ToolchainError as error:
-            raise self.trouble(str(error)) from error
+            raise _trouble(source, program, str(error)) from error
         if done.returncode != 0:
-            raise self.trouble(f"fails on {flag}: {last_words(done)}")
+            raise _trouble(source, program, f"fails on {flag}: {last_words(done)}")
         return done.stdout.decode(errors="replace")
 
-    def version_and_commit(self) -> tuple[str, str]:
-        found = _VERSION.search(self.answer("--version"))
-        if found is None:
-            raise self.trouble("does not answer --version like Lean")
-        if not found[1].startswith("4."):
-            raise self.trouble(f"is Lean {found[1]}; leanq runs Lean 4")
-        return found[1], found[2] or ""
-
-    def trouble(self, text: str) -> ToolchainError:
-        return _trouble(self.source, Path(self.command[-1]), text)
-
-
-def _toolchain(
-    program: Path, source: Source, folder: Path | None, environ: Mapping[str, str]
-) -> Toolchain:
-    """Asks ``program``, in ``folder``, what it is."""
-    probe = _Probe((str(program),), source, folder, environ)
-    version, commit = probe.version_and_commit()
-    prefix = Path(probe.answer("--print-prefix").strip())
-    if not prefix.is_absolute():
-        raise probe.trouble("does not answer --print-prefix like Lean")
-    # A program that the operator named may be a wrapper with a purpose, so it is believed. Two are
-    # not. A proxy lies beside elan and does not work in a request's folder. A program that is found
-    # on PATH may be the shim of any version manager.
-    is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
-    if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
-        probe = replace(probe, command=(str(prefix / "bin" / "lean"),))
-    return Toolchain(
-        command=probe.command,
-        version=version,
-        commit=commit,
-        source=source,
-        prefix=prefix,
-    )
+    found = _VERSION.search(answer("--version"))
+    if found is None:
+        raise _trouble(source, program, "does not answer --version like Lean")
+    if not found[1].startswith("4."):
+        raise _trouble(source, program, f"is Lean {found[1]}; leanq runs Lean 4")
+    if source != "wheel":
+        prefix = Path(answer("--print-prefix").strip())
+        if not prefix.is_absolute():
+            raise _trouble(source, program, "does not answer --print-prefix like Lean")
+        # A program that the operator named may be a wrapper with a purpose, so it is believed. Two
+        # are not. A proxy lies beside elan and does not work in a request's folder. A program that
+        # is found on PATH may be the shim of any version manager.
+        is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
+        if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
+            command = (str(prefix / "bin" / "lean"),)
+    return Toolchain(command, found[1], found[2] or "", source, prefix)
 
 
 def _wheel_folder() -> Path | None:
@@ -311,9 +293,7 @@ def wheel_toolchain(environ: Mapping[str, str]) -> Toolchain:
         )
     library = folder / "libleanshared.so"
     command = (python_program(), "-I", "-S", str(LAUNCHER), str(library))
-    probe = _Probe(command, "wheel", None, environ)
-    version, commit = probe.version_and_commit()
-    return Toolchain(command, version, commit, "wheel", None)
+    return _toolchain(command, "wheel", None, environ)
 
 
 def _trouble(source: Source, program: Path, text: str) -> ToolchainError:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.images import Lean
 
 from leanq.lean.audit.olean import read_module
-from leanq.lean.syntax import Header, can_act, header_statements, name_examples, split_header
+from leanq.lean.examples import name_examples
+from leanq.lean.syntax import Header, can_act, header_statements, split_header
 
 NAMED = re.compile("def [𝕬-𝖟]{3}")
 

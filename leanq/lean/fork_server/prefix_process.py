@@ -61,49 +61,35 @@ def serve(preloaded: Preloaded) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _write(answers, streams.answer(code, 0))
         streams.close()
-        if code == 0:
-            _PrefixServer(preloaded, prefix, requests, answers).serve()
+        while code == 0:
+            _serve_one(preloaded, prefix, requests, answers)
         os._exit(0)
 
     streams.become_standard()
     preloaded.stop_behind(size, when_ready)
 
 
-class _PrefixServer:
-    """Forks for each request, one after the other."""
-
-    def __init__(self, preloaded: Preloaded, prefix: bytes, requests: int, answers: int) -> None:
-        self._preloaded = preloaded
-        self._prefix = prefix
-        self._requests = requests
-        self._answers = answers
-
-    def serve(self) -> None:
-        """It goes on until the worker closes the pipe."""
-        while True:
-            size, cpu_s, wall_s = REQUEST.unpack(_read(self._requests, REQUEST.size))
-            streams = _Streams(self._prefix, _read(self._requests, size))
-            before_s = _spent_s()
-            pid = os.fork()
-            if pid == 0:
-                self._go_on(streams, cpu_s)
-            status, end = _watch(pid, before_s + cpu_s, wall_s)
-            # Before the answer: its time belongs to this request, and nothing writes to the
-            # streams.
-            _tidy()
-            answer = streams.answer(status, end)
-            streams.close()
-            _write(self._answers, answer)
-
-    def _go_on(self, streams: _Streams, cpu_s: float) -> NoReturn:
+def _serve_one(preloaded: Preloaded, prefix: bytes, requests: int, answers: int) -> None:
+    """Forks for a request; ends this process once the worker has closed the pipe."""
+    size, cpu_s, wall_s = REQUEST.unpack(_read(requests, REQUEST.size))
+    streams = _Streams(prefix, _read(requests, size))
+    before_s = _spent_s()
+    pid = os.fork()
+    if pid == 0:
         os.setsid()
-        os.close(self._requests)
-        os.close(self._answers)
+        os.close(requests)
+        os.close(answers)
         streams.become_standard()
         streams.close()
         most = math.ceil(cpu_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-        self._preloaded.go_on()
+        preloaded.go_on()
+    status, end = _watch(pid, before_s + cpu_s, wall_s)
+    # Before the answer: its time belongs to this request, and nothing writes to the streams.
+    _tidy()
+    answer = streams.answer(status, end)
+    streams.close()
+    _write(answers, answer)
 
 
 class _Streams:

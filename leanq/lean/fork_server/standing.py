@@ -194,7 +194,7 @@ class _Prefix:
 
 class StandingPrefixes:
     """The processes of one environment that stand behind prefixes: at most ``slots`` behind one,
-    with ``memory_bytes`` all together; the prefix used least recently goes first."""
+    with 2 GiB all together; the prefix used least recently goes first."""
 
     def __init__(
         self,
@@ -202,12 +202,10 @@ class StandingPrefixes:
         forks: ForkServer,
         *,
         slots: int,
-        memory_bytes: int = _MEMORY_BYTES,
     ) -> None:
         self._environment = environment
         self._forks = forks
         self._slots = slots
-        self._memory_bytes = memory_bytes
         # By the hash of the prefix; the one used least recently first.
         self._prefixes: OrderedDict[bytes, _Prefix] = OrderedDict()
         self._refused: LRUCache[bytes, bool] = LRUCache(_REFUSED_REMEMBERED)
@@ -357,7 +355,7 @@ class StandingPrefixes:
     async def _make_room(self, newest: bytes | None) -> None:
         for name, found in list(self._prefixes.items()):
             held = sum(p.memory_bytes for f in self._prefixes.values() for p in f.processes)
-            if held <= self._memory_bytes or name == newest:
+            if held <= _MEMORY_BYTES or name == newest:
                 return
             is_there = self._prefixes.get(name) is found  # or it was dropped meanwhile
             if is_there and not found.making and not any(each.busy for each in found.processes):

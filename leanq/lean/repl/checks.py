@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from leanq.errors import ReplError
-from leanq.lean.diagnostics import Outcome, Position, Printed, classify_printed
+from leanq.lean.diagnostics import Outcome, Printed, classify_printed
 from leanq.lean.recipes import Hole
 from leanq.lean.repl.protocol import Elaborated, OpenGoal
 from leanq.lean.repl.session import Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import Seen, look
 from leanq.lean.steps.holes import Draft, are_plain, draft_probe, find_holes
-from leanq.lean.syntax import Header, header_statements
+from leanq.lean.syntax import Header, header_statements, place_of
 from leanq.queue.requests import Message
 
 
@@ -31,7 +31,7 @@ def is_silent(answer: Elaborated) -> bool:
 
 def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[Message, ...]:
     """Returns Lean's messages about a text, those about its header first."""
-    lines = [_place(header.text, start) for _, start in header_statements(header)]
+    lines = [place_of(header.text, start) for _, start in header_statements(header)]
     notes: list[Message] = []
     for note, _ in session.notes(header):
         # With blanks and comments between the words, columns are a little off.
@@ -69,9 +69,5 @@ def opened_at(
     """Returns the goal that was met in each hole, by its number, if there was exactly one."""
     met = Counter(each.at for each in sorries)
     by_place = {each.at: each for each in sorries if met[each.at] == 1}
-    places = ((number, _place(code, hole.offset)) for number, hole in enumerate(holes))
+    places = ((number, place_of(code, hole.offset)) for number, hole in enumerate(holes))
     return {number: by_place[place] for number, place in places if place in by_place}
-
-
-def _place(text: str, offset: int) -> Position:
-    return text.count("\n", 0, offset) + 1, offset - (text.rfind("\n", 0, offset) + 1)

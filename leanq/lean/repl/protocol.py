@@ -41,11 +41,6 @@ def elaborate(code: str, env: int | None = None, infotree: Infotree | Literal[""
     return command
 
 
-def elaborate_file(path: str, env: int | None = None) -> Command:
-    """Elaborates the text of a file, in the same way."""
-    return {"path": path} if env is None else {"path": path, "env": env}
-
-
 def run_tactic(tactic: str, proof_state: int) -> Command:
     """Runs one tactic."""
     return {"tactic": tactic, "proofState": proof_state}
@@ -140,7 +135,7 @@ class Exchange:
         self._marked_at = -1
         # As JSON, no line of these is blank. Letters beyond ASCII stay as they are: older versions
         # of Lean cannot read a pair of surrogates.
-        commands = (command, elaborate_file(self._probe))
+        commands = (command, {"path": self._probe})
         lines = (json.dumps(each, ensure_ascii=False) for each in commands)
         self.sent = "".join(f"{line}\n\n" for line in lines).encode(errors="replace")
 

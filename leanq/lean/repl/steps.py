@@ -15,7 +15,7 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import are_plain, draft_trial
 from leanq.lean.steps.moves import Move, left_open, outcome_apart
-from leanq.lean.syntax import Header, tokens
+from leanq.lean.syntax import Header, place_of, tokens
 from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
 from leanq.states import States
 
@@ -171,7 +171,7 @@ class LiveStep:
             if move.recipe.levels < MAX_LEVELS:
                 state, record = move.opened(tactic, [0])[0]
                 records[state], held[state] = record, met
-            line, column = _place_in(tactic)
+            line, column = place_of(tactic.text, tactic.holes[0].offset)
             sorries = (sorry_at(line, column, met.goal, state),)
             if not goals:
                 reply, goals = replace(reply, state=state), (met.goal,)
@@ -196,15 +196,10 @@ class LiveStep:
         return move.closed(draft, replace(outcome_of(answer), messages=messages).reply())
 
 
-def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:
-    return not isinstance(answer, Stepped) or bool(Printed.of(answer.messages).failed)
-
-
 def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> OpenGoal | None:
     """Replays a tactic of a recipe; returns its state, if it is the same as before."""
-    if _has_failed(answer):
+    if not isinstance(answer, Stepped) or Printed.of(answer.messages).failed:
         return None
-    assert isinstance(answer, Stepped)
     if tactic.opened is None:
         return OpenGoal(answer.proof_state, "", None) if answer.goals else None
     return answer.sorries[0] if _has_one(answer, tactic) else None
@@ -212,9 +207,3 @@ def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> OpenGoal | N
 
 def _has_one(answer: Stepped, tactic: Tactic) -> bool:
     return len(tactic.holes) == 1 == len(answer.sorries)
-
-
-def _place_in(tactic: Tactic) -> tuple[int, int]:
-    """Returns the place of a tactic's only hole."""
-    before = tactic.text[: tactic.holes[0].offset]
-    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1)

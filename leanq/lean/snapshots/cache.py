@@ -26,8 +26,8 @@ import fcntl
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,21 +39,6 @@ MOST_RAW_BYTES = 4 << 30
 """The largest snapshot, uncompressed."""
 
 _SNAPSHOT, _MANIFEST = "snapshot", "manifest"
-
-
-@dataclass
-class Tally:
-    """Counts the snapshots of this process: ``damaged`` on disk, on the way, or by Lean's word;
-    ``disk_full``: refused by the disk for any reason."""
-
-    hits_disk: int = 0
-    hits_redis: int = 0
-    misses: int = 0
-    damaged: int = 0
-    saved: int = 0
-    shipped: int = 0
-    disk_full: int = 0
-    evicted: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -86,10 +71,11 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 class SnapshotCache:
     """The snapshots on this machine's disk: at most ``budget_bytes``; the least recently used leave
-    first."""
+    first. ``tally`` counts them: ``damaged`` on disk, on the way, or by Lean's word; ``disk_full``:
+    refused by the disk for any reason."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
-        self.tally = Tally()
+        self.tally: Counter[str] = Counter()
         self._budget_bytes = budget_bytes
         self._lock = folder / "lock"
         self._entries = folder / "entries"
@@ -125,7 +111,7 @@ class SnapshotCache:
                 return self._verify(entry)
             except (OSError, ValueError):
                 if entry.exists():
-                    self.tally.damaged += 1
+                    self.tally["damaged"] += 1
                     self._remove(entry)
         return None
 
@@ -206,7 +192,7 @@ class SnapshotCache:
             if total <= self._budget_bytes:
                 break
             self._remove(entry)
-            self.tally.evicted += 1
+            self.tally["evicted"] += 1
             total -= size
 
     def _remove(self, entry: Path) -> None:
@@ -229,7 +215,7 @@ class SnapshotCache:
         try:
             yield
         except OSError:
-            self.tally.disk_full += 1
+            self.tally["disk_full"] += 1
 
 
 def _remove_if_left(folder: Path) -> None:

@@ -91,13 +91,13 @@ class Snapshots:
         async with self._turns.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._open, key)
             if found:
-                self.tally.hits_disk += 1
+                self.tally["hits_disk"] += 1
                 return found
             found = await self._receive(key, states)
             if found:
-                self.tally.hits_redis += 1
+                self.tally["hits_redis"] += 1
             else:
-                self.tally.misses += 1
+                self.tally["misses"] += 1
             return found
 
     async def keep(self, key: str, file: Path, states: States) -> None:
@@ -108,11 +108,11 @@ class Snapshots:
         if packed is None:
             return
         with contextlib.suppress(QueueError):
-            self.tally.shipped += await states.keep_snapshot(key, packed)
+            self.tally["shipped"] += await states.keep_snapshot(key, packed)
 
     async def damaged(self, key: str, states: States) -> None:
         """Drops a snapshot that Lean could not load, here and in the server."""
-        self.tally.damaged += 1
+        self.tally["damaged"] += 1
         await asyncio.to_thread(self._cache.drop, key)
         with contextlib.suppress(QueueError):
             await states.drop_snapshot(key)
@@ -156,7 +156,7 @@ class Snapshots:
                         file.write(block)
                 digest = hash_file(place)
             except OSError:
-                self.tally.disk_full += 1
+                self.tally["disk_full"] += 1
                 return False
             if digest != manifest.digest:
                 raise ValueError("a damaged snapshot")
@@ -174,10 +174,10 @@ class Snapshots:
                 chunks = compress(source, manifest.size_bytes, most)
                 return Packed(manifest.pack(), chunks) if chunks else None
         except OSError:
-            self.tally.disk_full += 1
+            self.tally["disk_full"] += 1
         except (ValueError, OverflowError, RecursionError):
             # Not what Lean writes.
-            self.tally.damaged += 1
+            self.tally["damaged"] += 1
         finally:
             for each in (file, beside):
                 with contextlib.suppress(OSError):
@@ -208,9 +208,9 @@ class Snapshots:
                     with place.open("xb") as copy:
                         shutil.copyfileobj(source, copy, _BLOCK_BYTES)
                 except OSError:
-                    self.tally.disk_full += 1
+                    self.tally["disk_full"] += 1
                     return
-            self.tally.saved += self._cache.enter(key, place, manifest)
+            self.tally["saved"] += self._cache.enter(key, place, manifest)
 
 
 def portable_deps(deps: Any, roots: Sequence[str]) -> Any:

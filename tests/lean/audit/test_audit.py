@@ -15,7 +15,8 @@ from leanq.lean.audit.imported_axioms import Findings, ImportedAxioms, audit, pr
 from leanq.lean.audit.olean import Name, open_image, read_parts
 from leanq.lean.audit.survey import Survey, reachable, survey
 from leanq.lean.environment import STANDARD_AXIOMS
-from leanq.lean.syntax import name_examples, split_header
+from leanq.lean.examples import name_examples
+from leanq.lean.syntax import split_header
 
 PRELUDE = "prelude\nimport Core\nset_option linter.all false\n"
 CLEAN = Findings((), False, ())

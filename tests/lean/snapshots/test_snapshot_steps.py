@@ -130,7 +130,7 @@ async def test_a_damaged_snapshot_in_the_store_costs_time(
         shelf.held[key_of(a)] = Packed(packed.manifest, (bytes(first), *packed.chunks[1:]))
         assert await step(b, state, "constructor") == with_it
         assert counts(b) == {"failed": 1}
-        assert b.opened.prefixes.snapshots.tally.damaged == 1
+        assert b.opened.prefixes.snapshots.tally["damaged"] == 1
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_
         file.chmod(0o600)
         file.write_bytes(content)
         assert await step(driver, state, "constructor") == with_it
-        assert driver.opened.prefixes.snapshots.tally.damaged == 1
+        assert driver.opened.prefixes.snapshots.tally["damaged"] == 1
         assert counts(driver) == {"replayed": 1, "warm": 1, "failed": 1}
 
 
@@ -166,7 +166,7 @@ async def test_what_lean_cannot_load_is_replayed_and_dropped(
         await prefixes.snapshots.keep(key_of(b), file, shelf)
         assert await step(b, state, "constructor") == with_it
         assert counts(b) == {"failed": 1}
-        assert prefixes.snapshots.tally.damaged == 1
+        assert prefixes.snapshots.tally["damaged"] == 1
 
 
 @pytest.mark.slow

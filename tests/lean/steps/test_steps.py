@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 from support.sites import Site, sample
 
+from leanq.lean.examples import example_names
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.recipes import MAX_LEVELS, Hole, Recipe, Source, Tactic, pack_export, text_hash
 from leanq.lean.steps.holes import find_holes
-from leanq.lean.syntax import example_names
 from leanq.queue.requests import Reply, Request, Sorry
 
 HEAD = "prelude\nimport Core\n"
