@@ -76,7 +76,6 @@ class Auditor:
         return found
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
-        """Returns the axioms behind a compiled text; raises AuditError."""
         return await audit(
             survey,
             allowed=allowed,
@@ -119,7 +118,6 @@ class Target:
     examples: Sequence[str] = ()
 
     def order(self) -> dict[str, Any]:
-        """Returns the frame that tells the judge about it."""
         names = ("theorems", "holes", "is_whole", "stand_ins", "unseen", "examples")
         return {"target_ending": self.ending} | {name: getattr(self, name) for name in names}
 
@@ -142,8 +140,6 @@ async def check(
 
 
 class Compilation:
-    """One candidate: compiles it, and judges it if that is due."""
-
     def __init__(
         self,
         lean: Lean,
@@ -269,7 +265,6 @@ class Compilation:
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
-        """Reads the compiled file, and one for each example of the text."""
         try:
             file = await _parts(olean(slot))
             if self._notes:

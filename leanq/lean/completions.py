@@ -200,7 +200,6 @@ def _plain(text: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the language and the body of each fenced block."""
     opened: re.Match[str] | None = None
     if len(_FENCE.findall(text)) % 2:
         text = _LATE_FENCE.sub(r"\1\n\2", text)

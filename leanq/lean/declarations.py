@@ -60,7 +60,6 @@ class Declaration:
 
     @property
     def has_sorry(self) -> bool:
-        """True if a sorry is behind it."""
         return _SORRY in self.axioms
 
 

@@ -119,7 +119,6 @@ class Outcome(Struct, frozen=True):
     messages: tuple[Message, ...]
 
     def reply(self, **fields: Any) -> Reply:
-        """Returns it as a reply, with these fields besides."""
         return Reply(self.verdict, self.messages, reason=self.reason, **fields)
 
 
@@ -196,7 +195,6 @@ def moved_up(message: Message, lines: int) -> Message:
 
 
 def is_budget(message: Message) -> bool:
-    """Returns whether an error says that a deterministic budget ran out."""
     return _BUDGET.search(message.text) is not None
 
 
@@ -230,7 +228,6 @@ def _end(end: Exit, limits: Limits, stderr: bytes) -> tuple[Verdict, Reason, str
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal, such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have none

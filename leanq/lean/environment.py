@@ -106,7 +106,6 @@ class Environment:
         return variables
 
     def sandbox_env(self, scratch: Path) -> dict[str, str]:
-        """Returns all environment variables of a process in a sandbox with this scratch folder."""
         return {**self.process_env(), "HOME": str(scratch), "TMPDIR": str(scratch)}
 
     def header_for(self, code: str) -> str:
@@ -233,7 +232,6 @@ def _file_of(parts: Sequence[str]) -> str:
 
 
 def python_folders() -> tuple[Path, ...]:
-    """Returns the folders and files that this Python needs to run."""
     python = Path(sys.executable).resolve()
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     return (*map(Path, sorted(prefixes)), python, python.parent.parent / "lib")

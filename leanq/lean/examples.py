@@ -74,7 +74,6 @@ class Examples:
         self.tells_line = False
 
     def named(self, number: int) -> Named:
-        """Returns the text with a name for one of them."""
         code, start = self._code, self._starts[number]
         later = _replaced(code, self._starts[number + 1 :], self._names[number + 1 :])
         rest = later[start + len(_WORD) :]
@@ -97,7 +96,6 @@ class Examples:
 
 
 def may_have_examples(code: str) -> bool:
-    """Returns whether the word stands anywhere in a text."""
     return _WORD in code
 
 

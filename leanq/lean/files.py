@@ -25,7 +25,6 @@ class File(NamedTuple):
 
     @classmethod
     def of(cls, name: str, path: str, status: os.stat_result) -> File:
-        """Returns the file at a path with this status."""
         times = (status.st_mtime_ns, status.st_ctime_ns)
         return cls(name, path, status.st_size, *times, status.st_ino)
 

@@ -30,7 +30,6 @@ DIGEST_BYTES = 32
 
 
 def hash_bytes(content: bytes) -> bytes:
-    """Returns the hash of bytes in memory."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 

@@ -219,7 +219,6 @@ class LeanDriver:
         return noted(reply, _INCOMPLETE, verdict="unjudged", reason="judge_unavailable")
 
     async def _imports(self, header: str) -> bool:
-        """Returns whether Lean finds all that a header needs."""
         said = Printed((await self.opened.lean.ask(f"{header}\n")).encode())
         return not any(unknown_imports(said.messages))
 

@@ -96,7 +96,6 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def levels(self) -> int:
-        """How many holes of tactics the open one lies in."""
         return sum(tactic.opened is not None for tactic in self.tactics)
 
     @property
@@ -106,7 +105,6 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def record_id(record: bytes) -> str:
-    """Returns the id of a record by its content."""
     return hashlib.blake2b(record, digest_size=32).hexdigest()
 
 
@@ -118,7 +116,6 @@ def record_after(parent: str, difference: int | Tactic) -> tuple[str, bytes]:
 
 
 def text_hash(text: str) -> bytes:
-    """Returns the BLAKE2b-256 hash of a header or a source."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
 
 

@@ -150,7 +150,6 @@ def find_toolchain_and_path(
 
 
 def is_lake_project(folder: Path) -> bool:
-    """Returns whether ``folder`` holds a lakefile."""
     return any((folder / name).is_file() for name in _LAKEFILES)
 
 
@@ -284,7 +283,6 @@ def _libraries_in(folder: Path) -> tuple[Path, ...]:
 
 
 def wheel_toolchain(environ: Mapping[str, str]) -> Toolchain:
-    """Returns the wheel's Lean; raises ToolchainError."""
     folder = _wheel_folder()
     if folder is None:
         raise ToolchainError(

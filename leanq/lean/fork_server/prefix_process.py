@@ -106,7 +106,6 @@ class _Streams:
             os.dup2(fd, number)
 
     def answer(self, status: int, end: int) -> bytes:
-        """Returns the answer with the run's outputs."""
         outputs = []
         for fd in self._fds[1:]:
             os.lseek(fd, 0, os.SEEK_SET)

@@ -332,7 +332,6 @@ class _Hook:
         self._is_held = True
 
     def release(self) -> None:
-        """Sends calls of it to Lean again."""
         if self._is_held:
             self._protect(_READ_WRITE_EXECUTE)  # another one may have its page
             ctypes.memmove(self._address, self._saved, len(self._saved))
@@ -344,6 +343,5 @@ class _Hook:
             raise PreloadError("this machine does not let Lean's code be written to")
 
     def call(self, *arguments: Any) -> int:
-        """Returns Lean's result for the arguments; release it first."""
         result: int = self._original(*arguments)
         return result

@@ -38,8 +38,6 @@ Key = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A text of the proof, and additional environment variables for it."""
-
     text: str
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,8 +58,6 @@ _OTHER_HEADER = f"module\nprelude\n\n-- another header\n{_ACCEPTED}"
 
 @dataclass(frozen=True, slots=True)
 class RunBytes:
-    """Everything that a run of Lean leaves behind."""
-
     code: int | None
     signal: int | None
     stopped: str | None
@@ -71,14 +67,12 @@ class RunBytes:
 
     @classmethod
     def of(cls, done: Finished, compiled: Path | None) -> RunBytes:
-        """Returns what a run has left, with its compiled file, if it has one."""
         end = done.exit
         digest = _digest(compiled) if compiled else b""
         return cls(end.code, end.signal, end.stopped, done.stdout, done.stderr, digest)
 
     @property
     def exhausted(self) -> bool:
-        """True if a deterministic budget of Lean's ran out."""
         return Printed(self.stdout).exhausted
 
     @property
@@ -111,7 +105,6 @@ def _digest(path: Path) -> bytes:
 
 
 def memory_of(environment: Environment, header: str, command: Sequence[str]) -> PassMemory:
-    """Returns where a header's pass is remembered, for Lean with these arguments."""
     words = (environment.fingerprint, header, *command)
     return PassMemory(environment, "fork-server", libraries_of(environment), *words)
 
@@ -132,12 +125,10 @@ MACHINE_TRIALS = (
 
 
 def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:
-    """Returns where a command leaves its compiled result, if it leaves one."""
     return scratch / command[command.index("-o") + 1] if "-o" in command else None
 
 
 def says_otherwise(key: Key, different: str) -> str:
-    """Returns what to say of a text that comes out differently behind a header."""
     return f"behind {short(key)} Lean says something else: {different}"
 
 
@@ -208,7 +199,6 @@ class Prover:
         return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
 
     async def outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
-        """Runs a text in an emptied sandbox, and returns everything that it leaves behind."""
         sandbox.clear()
         done = await sandbox.run(
             key[1],

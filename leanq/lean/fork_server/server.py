@@ -113,7 +113,6 @@ class ForkServer:
         return [each.zygote.supervisor.pid for each in self._preloaded.values() if each.zygote]
 
     def zygote(self, key: Key) -> Zygote | None:
-        """Returns the process that has imported a header; None if there is none."""
         found = self._preloaded.get(key)
         return found.zygote if found else None
 
@@ -198,7 +197,6 @@ class ForkServer:
             raise
 
     async def end(self, key: Key, sandbox: Sandbox) -> None:
-        """Ends the lent sandbox."""
         if found := self._preloaded.get(key):
             found.lent -= 1
         await sandbox.close()
@@ -225,7 +223,6 @@ class ForkServer:
             await self._drop(key)
 
     def _expect(self, key: Key) -> None:
-        """Begins to preload a header."""
         found = self._preloaded[key] = _Preloaded()
         found.making = asyncio.create_task(self._make(key, found))
         self._making.add(found.making)
@@ -346,7 +343,6 @@ class Comparisons:
         self._rng = random.Random()
 
     def is_due(self) -> bool:
-        """Returns whether the next text is to run both ways."""
         if not self._every or len(self._running) >= _PENDING_COMPARISONS:
             return False
         return self._rng.random() < 1 / self._every
@@ -358,7 +354,6 @@ class Comparisons:
         task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
-        """Ends the comparisons under way."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

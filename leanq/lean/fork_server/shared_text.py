@@ -42,7 +42,6 @@ def rejoin_text(texts: Iterable[tuple[int, int]]) -> None:
 
 
 def _replace(address: int, size: int) -> bool:
-    """Returns whether it could replace a mapping."""
     reserved_bytes = size + _HUGE_BYTES
     reserved = _call(
         "mmap",

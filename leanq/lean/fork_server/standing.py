@@ -126,7 +126,6 @@ class StandingPrefix:
 
     @property
     def alive(self) -> bool:
-        """True if it is still there."""
         return not self._process.ended
 
     async def run(self, code: str, limits: Limits) -> Finished:
@@ -271,12 +270,10 @@ class StandingPrefixes:
         return any(found.making for found in self._prefixes.values())
 
     async def settled(self) -> None:
-        """Waits until none is being made."""
         making = [found.making for found in self._prefixes.values() if found.making]
         await asyncio.gather(*making, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends all of them for good."""
         self._closed = True
         for name in list(self._prefixes):
             await self._drop(name)

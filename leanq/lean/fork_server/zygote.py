@@ -150,7 +150,6 @@ class _Zygote:
             os._exit(status)
 
     def _go_on(self, argv: Sequence[str]) -> NoReturn:
-        """Turns a program that is forked from an inner process into Lean."""
         if argv[-1] == prefix_process.FLAG:
             prefix_process.serve(self._preloaded)
         self._preloaded.go_on()

@@ -48,8 +48,6 @@ _Work = Callable[[Session], Awaitable[Reply | None]]
 
 @dataclass(frozen=True)
 class _Kept(Opened):
-    """All that belongs to one opening of the environment."""
-
     sessions: Sessions
 
     @property

@@ -42,7 +42,6 @@ def elaborate(code: str, env: int | None = None, infotree: Infotree | Literal[""
 
 
 def run_tactic(tactic: str, proof_state: int) -> Command:
-    """Runs one tactic."""
     return {"tactic": tactic, "proofState": proof_state}
 
 
@@ -97,7 +96,6 @@ class Refused:
 
     @property
     def reason(self) -> str:
-        """Lean's words."""
         return self.text.removeprefix(_LEAN_ERROR)
 
 
@@ -141,7 +139,6 @@ class Exchange:
 
     @property
     def printed_bytes(self) -> int:
-        """How many bytes were printed until now."""
         return len(self._printed)
 
     def take(self, chunk: bytes) -> bool:

@@ -53,7 +53,6 @@ class TimedOut:
     stderr: bytes
 
     def outcome(self, limits: Limits) -> Outcome:
-        """Returns the outcome of a command with these limits."""
         return classify_end((), self.exit, limits, self.stderr)
 
 
@@ -121,7 +120,6 @@ class Session:
         return not self._process.discard().strip()
 
     def is_worn(self, rules: Recycling) -> bool:
-        """Returns whether it has served for long enough."""
         return (
             self._memory_bytes > rules.memory_bytes
             or self.requests >= rules.requests
@@ -144,7 +142,6 @@ class Session:
 
     @property
     def headers(self) -> Collection[str]:
-        """The keys of the headers that it has elaborated."""
         return self._imported.keys()
 
     def notes(self, header: Header) -> tuple[Found, ...]:
@@ -193,7 +190,6 @@ class Session:
         return answer
 
     def hold(self, state: str, opened: OpenGoal) -> None:
-        """Notes that it holds a state."""
         if opened.proof_state is not None:
             self.states[state] = opened.proof_state
 
@@ -209,7 +205,6 @@ class Session:
         return answer if isinstance(answer, TimedOut) else read_answer(answer)
 
     async def exchange(self, command: Command, limits: Limits) -> Mapping[str, Any] | TimedOut:
-        """Runs one command, and returns the answer as it was printed."""
         exchange = Exchange(command)
         self._asking = True
         idle = await self._renew(limits)

@@ -184,7 +184,6 @@ class Sessions:
             await sandbox.close()
 
     def _replenish(self) -> None:
-        """Starts the spare, if there is none."""
         if self._closed or self.idle or self.starting or self.count >= self._most:
             return
         task = asyncio.create_task(self._start_spare())

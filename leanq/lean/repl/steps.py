@@ -134,7 +134,6 @@ class LiveStep:
         return None
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
-        """Returns the reply to a tactic that Lean refuses."""
         text, line, column = answer.reason, 1, 0
         if place := _UNREAD.match(text):
             text = text[place.end() :]

@@ -74,7 +74,6 @@ def _share_out(own: Path) -> None:
 
 
 def make() -> Path | None:
-    """Makes a cgroup for a new sandbox; returns None if it cannot."""
     above = delegated()
     if above is None:
         return None
@@ -90,7 +89,6 @@ def make() -> Path | None:
 
 
 def remove(made: Path | None) -> None:
-    """Removes the cgroup from :func:`make`, once no process is in it."""
     with contextlib.suppress(OSError):
         if made is not None:
             made.rmdir()
@@ -112,7 +110,6 @@ class Cgroup:
             self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def begin(self) -> None:
-        """Prepares for another program."""
         self.peak_bytes = self._base_bytes = 0
         self._most_bytes = math.inf
         self._kills = self._number("memory.events", "oom_kill")
@@ -134,7 +131,6 @@ class Cgroup:
         self._write("memory.max", "max" if math.isinf(most_bytes) else str(int(most_bytes)))
 
     def held_bytes(self) -> int:
-        """Returns the memory as the kernel counts it."""
         counts = self._read("memory.stat").split()
         stat = dict(zip(counts[::2], counts[1::2], strict=False))
         swapped = self._read("memory.swap.current").strip()
@@ -143,7 +139,6 @@ class Cgroup:
         return held_bytes
 
     def is_over(self) -> bool:
-        """Returns whether it exceeds the limit."""
         return self.held_bytes() > self._most_bytes
 
     def has_killed(self) -> bool:

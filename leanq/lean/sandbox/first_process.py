@@ -41,8 +41,6 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class FirstProcess:
-    """Starts such processes, one at a time."""
-
     def __init__(self) -> None:
         """OSError: this machine does not let code be made."""
         size = mmap.PAGESIZE

@@ -192,7 +192,6 @@ class Monitor:
         self._look_at = self._started + self._pause_s()
 
     def _pause_s(self) -> float:
-        """Returns the time to the next sample."""
         cpu_s = self._cpu_end_s - self._usage.cpu_s
         memory_s = (self._memory_bytes - self._usage.memory_bytes) / _GROWTH_BYTES_PER_S
         return max(min(cpu_s, memory_s, self._look_s), _CLOSE_LOOK_S)
@@ -233,7 +232,6 @@ class Monitor:
         self._look_at = now + self._pause_s()
 
     def _disk_bytes(self) -> float:
-        """Returns the space that the scratch folder takes, if that is limited."""
         if math.isinf(self._scratch_bytes):
             return 0.0
         return self._scratch.used_bytes(self._scratch_bytes)
@@ -287,7 +285,6 @@ class Monitor:
         return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
     def _mains(self) -> Iterator[int]:
-        """Yields the program's main process, while it is there."""
         if not self._has_holder:
             yield self._program
             return

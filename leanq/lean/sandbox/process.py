@@ -116,12 +116,10 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """True once the program and all its descendants have ended."""
         return self._exit.done()
 
     @property
     def stderr_tail(self) -> bytes:
-        """The last 64 KiB that it wrote to standard error, or less."""
         return bytes(self._stderr[-_TAIL_BYTES:])
 
     def write(self, data: bytes) -> None:
@@ -130,7 +128,6 @@ class Process:
         self._flush()
 
     def write_eof(self) -> None:
-        """Closes its standard input once everything is written."""
         self._eof = True
         self._flush()
 

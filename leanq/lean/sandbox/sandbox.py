@@ -266,7 +266,6 @@ class Sandbox:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The supervisor's process; all that runs here descends from it."""
         return self._supervisor
 
     @property
@@ -323,7 +322,6 @@ class Sandbox:
         return self._process
 
     async def _dismiss(self) -> None:
-        """Ends a program that was prepared for nothing."""
         if self._prepared is not None and self._process is not None:
             self._prepared = None
             with contextlib.suppress(SandboxError):
@@ -409,7 +407,6 @@ class Supervisor:
         return found
 
     def kill(self) -> None:
-        """Ends it at once, and all that it keeps."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 

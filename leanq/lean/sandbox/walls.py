@@ -134,8 +134,6 @@ def make_root(base: str, scratch: str, readable: Sequence[str], *, own_proc: boo
 
 
 class _Root:
-    """A root that is being made in a folder."""
-
     def __init__(self, base: str) -> None:
         self._base = base
         self._bound: list[str] = []

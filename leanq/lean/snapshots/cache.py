@@ -145,7 +145,6 @@ class SnapshotCache:
         return self.holds(key)
 
     def drop(self, key: str) -> None:
-        """Removes a snapshot, if it is there."""
         with self._disk(), self._locked():
             self._remove(self._entry(key))
 
