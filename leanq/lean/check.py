@@ -131,8 +131,7 @@ async def check(
     target: Target | None = None,
     options: Sequence[str] = (),
 ) -> Reply:
-    """Returns the verdict on ``code`` within the request's budgets, by its rules. A target is what
-    the text has to prove as well; options are flags for Lean besides the environment's."""
+    """Returns the verdict on a text, and on how it proves a target, by the request's rules."""
     compilation = Compilation(lean, request, code, target=target, options=options)
     async with lean.slot() as slot:
         reply = await compilation.compile(slot)
@@ -195,7 +194,7 @@ class Compilation:
         return await self._lean.run(slot, text, limits, options=options)
 
     async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
-        """Returns the final verdict on the result of :meth:`compile`, perhaps against another
+        """Returns the final verdict on the result of :meth:`compile`, perhaps for another
         target."""
         self._target = target or self._target
         if self._file is None or reply.verdict != "accepted":

@@ -147,8 +147,7 @@ def _behind_helpers(block: str, earlier: Sequence[str], statement: str) -> str:
 
 
 def _helpers(block: str, earlier: Sequence[str], statement: str) -> list[str]:
-    """Returns the earlier blocks that declare what a block names and lacks, each up to a statement
-    of the theorem."""
+    """Returns the earlier blocks that declare what a block names and lacks, up to the theorem."""
     found: list[str] = []
     text = block
     stated = _declared(statement)
@@ -369,8 +368,7 @@ def with_proof(statement: str, proof: str) -> str:
 
 
 def _is_of_tactics(proof: str) -> bool:
-    """Returns whether a proof without ``by`` has a line that begins with a tactic, and so is no
-    term."""
+    """Returns whether a line of a proof without ``by`` begins with a tactic: it is no term."""
     lines = [line for line in proof.split("\n") if line.strip()]
     least = min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
     ways = (line.split(None, 1)[0] for line in lines if len(line) - len(line.lstrip()) <= least)

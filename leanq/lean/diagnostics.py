@@ -123,8 +123,7 @@ class Outcome(Struct, frozen=True):
 
 
 def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Outcome:
-    """Returns the verdict on the run of a Lean process within these limits. ``compiled``: whether
-    Lean wrote its result; without it nothing is accepted."""
+    """Returns the verdict on a run; nothing is accepted unless Lean has written its result."""
     end = done.exit
     if end.stopped is not None or end.code is None:
         return classify_end(printed.messages, end, limits, done.stderr)
@@ -135,8 +134,7 @@ def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool
 
 
 def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
-    """Returns the verdict that Lean's messages alone give. ``open_goals``: whether there are any,
-    with or without a warning."""
+    """Returns the verdict of Lean's messages, which may not tell of open goals."""
     verdict: Verdict = "accepted"
     if printed.failed:
         verdict = "rejected"
@@ -178,8 +176,7 @@ def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
 
 
 def unknown_imports(messages: Iterable[Message]) -> Iterator[str]:
-    """Yields the modules, or libraries, that errors say Lean does not find. A text can print such
-    errors itself."""
+    """Yields the modules, or libraries, that errors say are missing. A text can print such, too."""
     for message in messages:
         if message.severity == "error" and (found := _UNKNOWN_IMPORT.match(message.text)):
             yield found["library"] or found["module"] or ""
@@ -262,8 +259,7 @@ def _parse(line: bytes) -> Found | None:
 
 
 def _decode(text: str) -> Any:
-    """Returns the value of a JSON text; of an object, at least a message's fields. Raises
-    ValueError if it is no JSON."""
+    """Returns the value of a JSON text; of an object, at least a message's fields."""
     try:
         line = _LINES.decode(text)
         return {

@@ -23,8 +23,7 @@ class Driver(Protocol):
     def about(self) -> Mapping[str, object]: ...
 
     async def open(self, states: States) -> None:
-        """Gets ready to answer, and keeps states in ``states``, as all others of the queue do.
-        Raises WorkerError if it never will."""
+        """Gets ready to answer, with states kept there; raises WorkerError if it never will."""
 
     async def describe(self) -> str:
         """Returns a line for people: the program, its origin, and whether it can accept."""

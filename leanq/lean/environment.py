@@ -113,8 +113,7 @@ class Environment:
         return "" if split_header(code).end_offset else self.header
 
     def readable(self) -> tuple[Path, ...]:
-        """Returns the folders and files, beside the system's own, that a Lean process has to
-        read."""
+        """Returns all that a Lean process has to read beside the system's folders."""
         if self.toolchain.prefix:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
@@ -169,15 +168,14 @@ class Environment:
         return tuple(sorted(found))
 
     def roots(self, modules: Iterable[str]) -> str:
-        """Returns a header that imports the libraries of these modules as a whole; empty if none
-        has a module of its own name."""
+        """Returns a header that imports these modules' libraries as a whole, as far as they can
+        be."""
         libraries = dict.fromkeys(quote(module_parts(module)[0]) for module in modules)
         lines = [f"import {name}" for name in libraries if self.find_olean(name)]
         return "\n".join(["prelude", *lines]) if lines else ""
 
     def explain_import(self, code: str) -> str:
-        """Returns a text for people: which imports are missing, what the environment has, and what
-        to do."""
+        """Returns for people which imports are missing, what there is, and what to do."""
         missing = self.missing(split_header(code))
         lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that is needed"
         found = self.libraries()
@@ -527,8 +525,7 @@ def _checked_folder(name: str, path: Path) -> Path:
 
 
 def cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
-    """Returns the folder for files to keep between starts: ``cache``, LEANQ_CACHE, or the
-    user's."""
+    """Returns the folder for files to keep: ``cache``, LEANQ_CACHE, or the user's."""
     if cache is None and (named := environ.get("LEANQ_CACHE")):
         cache = Path(named)
     if cache is not None:

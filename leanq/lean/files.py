@@ -35,8 +35,7 @@ class File(NamedTuple):
 
 
 def compiled_modules(folder: Path, leave_out: Collection[str] = ()) -> list[File]:
-    """Returns the files of compiled modules below a folder, except those of some libraries; raises
-    OSError."""
+    """Returns the files of compiled modules below a folder but some libraries'; raises OSError."""
     found = files_below(str(folder), _MODULE_PARTS, lambda _: True, leave_out=leave_out)
     return sorted(found)
 

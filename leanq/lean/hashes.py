@@ -81,14 +81,12 @@ def _hash_found(found: File) -> tuple[str, str]:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Returns whether this user or the superuser owns what has this status, and no other user can
-    write to it."""
+    """Returns whether this user or the superuser alone can write to what has this status."""
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
 def make_folders(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for no other user to write to; raises
-    OSError."""
+    """Makes a folder and those above it, for no other user to write to; raises OSError."""
     for each in reversed((folder, *folder.parents)):
         if not each.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -96,8 +94,7 @@ def make_folders(folder: Path) -> None:
 
 
 def make_ours(folder: Path, mode: int) -> bool:
-    """Makes a folder unless it is there; returns whether no other user can write to it. Raises
-    OSError."""
+    """Makes a folder; returns whether no other user can write to it. Raises OSError."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode)  # a umask only takes rights away
     status = folder.lstat()
@@ -105,8 +102,7 @@ def make_ours(folder: Path, mode: int) -> bool:
 
 
 def read_kept(path: Path) -> bytes | None:
-    """Returns the bytes that :func:`keep` has written under this name; None if they are missing,
-    damaged, or another user's."""
+    """Returns the bytes of :func:`keep`; None if missing, damaged, or another user's."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())

@@ -69,8 +69,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Opened:
-    """All that belongs to one opening of the environment. ``whole``: headers of which Lean has
-    found all that they need."""
+    """All of one opening of the environment. ``whole``: headers that lack nothing."""
 
     lean: Lean
     auditor: Auditor

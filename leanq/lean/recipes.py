@@ -120,8 +120,7 @@ def text_hash(text: str) -> bytes:
 
 
 def snapshot_key(fingerprint: str, text: bytes) -> str:
-    """Returns the name of Lean's work on the text with this hash in an environment: 32
-    characters."""
+    """Returns the name, of 32 characters, of Lean's work on the text with this hash."""
     return hashlib.blake2b(fingerprint.encode() + text, digest_size=16).hexdigest()
 
 

@@ -97,8 +97,7 @@ def _universes(names: Sequence[str]) -> str:
 
 
 def _bound(before: str, names: Sequence[str]) -> str:
-    """Returns the universes that a declaration has to bind behind a text. It may not bind those
-    that a `universe` of this text names."""
+    """Returns the universes to bind behind a text: but for those that its `universe` names."""
     scopes: list[list[str]] = [[]]
     line_end = -1
     for token in tokens(before):
@@ -152,8 +151,7 @@ def _entries(context: str) -> Iterator[str]:
 
 
 def _proof(text: str, theorem: Declaration) -> int:
-    """Returns where a declaration's proof begins: its ``:=``, its first alternative, or its
-    ``where``."""
+    """Returns where a proof begins: its ``:=``, its first alternative, or its ``where``."""
     depth = bound = 0
     for token in tokens(text):
         if token.text in _OPENING:

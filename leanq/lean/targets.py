@@ -79,8 +79,7 @@ class _Compiled(NamedTuple):
 
 
 class Targets:
-    """The targets of one environment, kept in memory and, with a cache, beside the machine's
-    snapshots."""
+    """The targets of one environment, in memory and, with a cache, on disk."""
 
     def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
         self._lean, self._cache = lean, cache
@@ -165,8 +164,7 @@ class Targets:
         return f"{errors[0].text if errors else outcome.verdict:.2000}"
 
     def _load(self, key: str) -> _Compiled | None:
-        """Returns the target from this machine's disk; None if it is missing or damaged, or if
-        another user could have put it there."""
+        """Returns the target from the disk, unless it is damaged or another user's."""
         found = self._cache.find(key) if self._cache else None
         if found is None:
             return None
@@ -246,8 +244,7 @@ def _unused_names(source: str, filled: str) -> tuple[str, Sequence[str]]:
 
 
 def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:
-    """Returns a source with its holes filled and its target's names for its examples, and the
-    options for it."""
+    """Returns a filled source with its target's names for examples, and the options for it."""
     if not example_names(source, salt):
         return code, ()
     return name_examples(code, salt) or code, NAMED_OPTIONS

@@ -23,9 +23,8 @@ _MOST_CHARS_READ = 64 << 10
 
 
 def forkable_header(environment: Environment, code: str) -> str | None:
-    """Returns the header that a zygote can import for this text, one import a line; None if Lean
-    has to start for it. Lean compares it with the header that it reads in the text, so a misread
-    header only costs an import."""
+    """Returns the header that a zygote can import for this text; None if Lean has to start for it.
+    Lean compares it with the text's own, so a misread header only costs an import."""
     header = split_header(code)
     if len(header.text) > _MOST_HEADER_CHARS:
         return None

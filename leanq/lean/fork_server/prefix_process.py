@@ -118,8 +118,7 @@ class _Streams:
 
 
 def _watch(pid: int, cpu_end_s: float, wall_s: float) -> tuple[int, int]:
-    """Waits for a fork's end, or ends it; returns its status, and why it was ended. ``cpu_end_s``:
-    the most CPU time that this namespace may have spent by then."""
+    """Waits for a fork's end, or ends it; returns its status, and the number of the end."""
     end, wall_end_s = 0, time.monotonic() + wall_s
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
@@ -165,8 +164,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _spent_s() -> float:
-    """Returns the CPU time of everything in this namespace, past processes included: a fork's
-    children have no limit of their own. The first process of the namespace reaps orphans."""
+    """Returns the CPU time of everything in this namespace, past processes included."""
     ticks = 0
     for name in os.listdir("/proc"):
         # It may have ended meanwhile, and then counts as its parent's child.

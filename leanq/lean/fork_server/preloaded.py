@@ -135,8 +135,7 @@ class Preloaded:
         self._prefix_state = 0
 
     def run(self) -> None:
-        """Runs the header and calls ``when_ready``; never returns. Raises PreloadError if it
-        cannot."""
+        """Runs the header and calls ``when_ready``; never returns. May raise PreloadError."""
         self._shell = _Hook(self._lean, "lean_shell_main", 2, self._on_shell_main)
         self._process = _Hook(self._lean, "l_Lean_Language_Lean_process", 3, self._on_process)
         self._exit = _Hook(self._lean, "lean_io_exit", 1, self._on_exit)

@@ -87,8 +87,7 @@ class RunBytes:
 
 
 def _digest(path: Path) -> bytes:
-    """Returns the hash of a candidate's file; empty if there is none. The file may be huge, or no
-    file of its own."""
+    """Returns the hash of a candidate's file, which may be huge; empty if there is no plain one."""
     left = _COMPARED_BYTES
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -150,8 +149,8 @@ class Prover:
         self._nice = nice
 
     async def prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
-        """Proves that forks work here, behind a header without imports. Texts that need no library
-        show this in a tenth of the time. Raises SandboxError if no header can be preloaded here."""
+        """Proves that forks work here, behind a header without imports, which takes a tenth of the
+        time. Raises SandboxError if no header can be preloaded here."""
         key = BARE_HEADER, command
         memory = memory_of(self.environment, *key)
         if not anew and await asyncio.to_thread(memory.is_kept):
@@ -193,8 +192,7 @@ class Prover:
         return seen.code != 0
 
     def can_tell(self, code: str, *runs: RunBytes) -> bool:
-        """Returns whether a text may say something else in a fork, though forks are as they should
-        be."""
+        """Returns whether a text may say something else in a fork, though forks work."""
         found = evaluators(self.environment)
         return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
 
@@ -210,8 +208,7 @@ class Prover:
         return await asyncio.to_thread(RunBytes.of, done, compiled_by(key[1], sandbox.left))
 
     async def new_zygote(self, key: Key, env: Mapping[str, str] | None = None) -> Zygote:
-        """Starts a process that has imported a header, with these additional environment
-        variables."""
+        """Starts a process that has imported a header, with these variables besides."""
         header, command = key
         toolchain = self.environment.toolchain
         return await Zygote.open(

@@ -117,16 +117,14 @@ class ForkServer:
         return found.zygote if found else None
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
-        """Returns the name of the header that a zygote would import for this text; None if none
-        could."""
+        """Returns the name of a text's header, if a zygote could import it."""
         if self.unavailable or self._closed:
             return None
         header = forkable_header(self._environment, code)
         return None if header is None else (header, tuple(command))
 
     async def take(self, key: Key) -> Sandbox | None:
-        """Returns a sandbox behind a header; None if there is none yet. A repeated header is
-        preloaded."""
+        """Returns a sandbox behind a header, if there is one. A repeated header is preloaded."""
         found = self._preloaded.get(key)
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -180,8 +178,8 @@ class ForkServer:
             await idle[0].popleft().close()
 
     async def lend(self, key: Key) -> Sandbox:
-        """Lends a sandbox whose Lean has imported a header, until :meth:`end` is called. Preloads
-        the header first if need be; raises SandboxError if that is not possible here."""
+        """Lends a sandbox behind a header, which is preloaded first if need be, until :meth:`end`.
+        Raises SandboxError if that is not possible here."""
         if key not in self._preloaded:
             self._expect(key)
         found = self._preloaded[key]
@@ -202,8 +200,7 @@ class ForkServer:
         await sandbox.close()
 
     async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
-        """Preloads a header for Lean with these arguments; ``anew`` proves it whatever is
-        remembered. Raises SandboxError if that is not possible here."""
+        """Preloads a header for Lean with these arguments; raises SandboxError if it cannot."""
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
         try:
@@ -243,8 +240,8 @@ class ForkServer:
                 await self._doubt(key, error)
 
     async def _doubt(self, key: Key, fault: Exception) -> None:
-        """Decides whether no header can be preloaded, or this one alone, which a candidate has
-        chosen. It proves a header without imports."""
+        """Decides by a header without imports whether no header can be preloaded, or this one
+        alone, which a candidate has chosen."""
         try:
             if key[0] != BARE_HEADER:
                 await self._prover.prove_machine(key[1], anew=True)
@@ -257,8 +254,7 @@ class ForkServer:
         await self.give_up(str(fault))
 
     async def _preload(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
-        """Preloads a header, and proves it unless a pass is remembered; ``anew`` proves it in any
-        case."""
+        """Preloads a header, and proves it ``anew``, or if no pass is remembered."""
         memory = memory_of(self._environment, *key)
         started_s = time.monotonic()
         passed = not anew and await asyncio.to_thread(memory.is_kept)

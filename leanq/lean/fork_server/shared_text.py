@@ -35,8 +35,7 @@ def share_text(libraries: Collection[str]) -> list[tuple[int, int]]:
 
 
 def rejoin_text(texts: Iterable[tuple[int, int]]) -> None:
-    """Makes huge pages again of those of which a part had other rights for a while. An older kernel
-    leaves them as they are, and a fork copies more entries."""
+    """Makes huge pages again of those of which a part had other rights for a while, since 6.1."""
     for address, size in texts:
         _call("madvise", address, size, _ADVISE_COLLAPSE)
 

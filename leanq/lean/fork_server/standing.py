@@ -214,8 +214,8 @@ class StandingPrefixes:
         self._closed = False
 
     def holds(self, source_key: str) -> bool:
-        """Returns whether a process is known to stand behind a prefix of this source; one of its
-        texts must have run."""
+        """Returns whether a process stands behind a prefix of this source, known by one of its
+        texts."""
         return any(
             source_key in found.sources and any(each.alive for each in found.processes)
             for found in self._prefixes.values()

@@ -30,8 +30,7 @@ class HeaderFailsError(SandboxError):
 
 
 class Zygote:
-    """A process that has imported a header. ``memory_bytes``: its own, without mapped files. Its
-    outer process removes ``scratch``, even if the worker dies."""
+    """A process that has imported a header. Its outer process removes ``scratch``."""
 
     def __init__(self, channel: socket.socket, supervisor: Supervisor, scratch: Path) -> None:
         """Use :meth:`open`."""

@@ -110,8 +110,7 @@ class ReplDriver(LeanDriver):
     async def _elaborated(
         self, kept: _Kept, session: Session, request: Request, header: Header
     ) -> Reply | None:
-        """Returns the verdict on a text, and the states of its holes; None if Lean itself has to
-        give it."""
+        """Returns the verdict on a text, and its states; None if Lean itself has to give it."""
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits, request.infotree)
         if isinstance(answer, TimedOut):

@@ -25,8 +25,7 @@ class ReplProgram:
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """The files that it has to read: libraries may lie beside its files, and both behind
-        links."""
+        """Its files, and what lies beside them, such as libraries; both may be links."""
         both = [path for each in self.paths for path in (each, each.resolve())]
         return tuple(dict.fromkeys(path if path.is_dir() else path.parent for path in both))
 

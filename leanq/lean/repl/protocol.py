@@ -103,8 +103,7 @@ Answer = Elaborated | Stepped | Refused
 
 
 def read_answer(found: Mapping[str, Any]) -> Answer:
-    """Reads an answer; skips fields that are not used here. Raises ReplError if no REPL answers
-    so."""
+    """Reads the fields of an answer that count; raises ReplError if no REPL answers so."""
     match found:
         case {"message": str(text)}:
             return Refused(text)
@@ -150,8 +149,8 @@ class Exchange:
         return self._marked_at >= 0 and self._printed.find(b"}", self._marked_at) >= 0
 
     def answer(self) -> Mapping[str, Any]:
-        """Returns the answer to the command, once the probe has been answered. Raises ReplError if
-        there is none, or more than one that could be it."""
+        """Returns the answer, once the probe has been answered; raises ReplError unless there is
+        just one."""
         found = list(find_answers(self._printed.decode(errors="replace")))
         *before, last = found or [{}]
         if self._probe not in str(last.get("message")):
@@ -162,8 +161,7 @@ class Exchange:
 
 
 def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
-    """Yields everything in the output that could be an answer, in order. Raises ReplError if too
-    much begins like one."""
+    """Yields all in the output that could be answers; raises ReplError if too much begins so."""
     decoder = json.JSONDecoder()
     at = 0
     for _ in range(_MOST_BEGINNINGS):

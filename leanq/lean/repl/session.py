@@ -46,8 +46,8 @@ _VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The command alone has spent its budget of time, and the process is gone. ``exit`` has the
-    times of this command."""
+    """The command alone has spent its budget of time, ``exit`` tells how, and the process is
+    gone."""
 
     exit: Exit
     stderr: bytes
@@ -180,8 +180,7 @@ class Session:
     async def run_tactic(
         self, tactic: str, proof_state: int, limits: Limits
     ) -> Stepped | Refused | TimedOut:
-        """Returns Lean's answer about one tactic on a state that it holds. Errors as of
-        :meth:`ask`."""
+        """Returns Lean's answer about a tactic on a state. Errors as of :meth:`ask`."""
         self.requests += 1
         answer = await self.ask(run_tactic(tactic, proof_state), limits)
         self._touched = True

@@ -25,8 +25,7 @@ _LACKING = re.compile(r"instance|synthesize|universe")
 
 
 class LiveStep:
-    """One tactic on one state, in a process with the header of the state's source. ``trust``:
-    whether the REPL's word that a proof is complete is enough."""
+    """One tactic on one state; ``trust``: the REPL's word that a proof is complete is enough."""
 
     def __init__(
         self,

@@ -113,8 +113,7 @@ def unshare(names: Collection[str]) -> None:
 
 
 def forbid_user_namespaces() -> None:
-    """Bars processes of this user namespace from capabilities in one of their own, if /proc can be
-    written."""
+    """Bars processes here from capabilities in a user namespace of their own, if it can."""
     with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
 
@@ -125,8 +124,7 @@ def set_pid_namespace(fd: int) -> None:
 
 
 def mount_proc(target: str = "/proc", *, minimal: bool = False) -> None:
-    """Mounts the /proc of the caller's own pid namespace: all of it, or processes alone, to
-    read."""
+    """Mounts the /proc of the caller's pid namespace; if minimal, processes alone, to read."""
     flags = _NOSUID | _NODEV | _NOEXEC
     if minimal:
         try:
@@ -164,8 +162,7 @@ def freeze(target: str, *, devices: bool = False) -> None:
 
 
 def mount_memory(target: str, *, mode: str, size_bytes: float) -> None:
-    """Mounts an empty file system in memory; of half the machine's memory if ``size_bytes`` is
-    infinite."""
+    """Mounts an empty file system in memory, of half the machine's if the size is infinite."""
     flags = _NOSUID | _NODEV | _NOEXEC
     _mount("leanq", target, "tmpfs", flags, f"mode={mode},{_size(size_bytes)}")
 
@@ -212,8 +209,7 @@ def keep_mounts() -> None:
 
 
 def bar_privileges() -> None:
-    """Bars programs to come from any privilege, by setuid or by capabilities of their own. This
-    process keeps its privileges."""
+    """Bars programs, not this process, from any privilege by setuid or by capabilities."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
     with contextlib.suppress(OSError):  # past the last one, or never had any
         for capability in range(64):
@@ -226,8 +222,7 @@ def renounce_privileges() -> None:
 
 
 def keep_to_itself() -> None:
-    """Keeps processes without privileges from tracing this one and from reading its memory, even
-    without Landlock."""
+    """Keeps processes without privileges from tracing this one and reading its memory."""
     _prctl(_SET_DUMPABLE, 0)
 
 
@@ -273,8 +268,7 @@ def landlock_restrict(ruleset: int) -> None:
 
 
 def seccomp_filter() -> bytes:
-    """Returns the filter of a sandbox's programs (deploy/seccomp/policy.py); b"" if this machine
-    has none, or the kernel takes none."""
+    """Returns the filter of deploy/seccomp/policy.py; b"" if this machine can have none."""
     try:
         _prctl(_GET_SECCOMP, 0)
         with open(_FILTER, "rb") as file:
@@ -284,8 +278,7 @@ def seccomp_filter() -> bytes:
 
 
 def seccomp_restrict(filter_: bytes) -> None:
-    """Binds this process and its descendants to a filter, for good. It must have given up
-    setuid."""
+    """Binds this process and its descendants to a filter, after it has given up setuid."""
     program = ctypes.create_string_buffer(filter_, len(filter_))
     header = struct.pack("@HP", len(filter_) // 8, ctypes.addressof(program))
     zero = ctypes.c_ulong(0)

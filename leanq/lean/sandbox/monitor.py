@@ -293,8 +293,7 @@ class Monitor:
                 yield pid
 
     def _is_dying(self) -> bool:
-        """Returns whether only threads are left of a program whose pidfd does not report its
-        end."""
+        """Returns whether only threads are left of a program whose pidfd reports no end."""
         return all(_stat(pid)[:1] in ([], [b"Z"], [b"X"]) for pid in self._mains())
 
     def _fork(self, order: dict[str, Any], fds: list[int]) -> tuple[int, int, int]:
@@ -354,8 +353,7 @@ class Monitor:
         os._exit(127)
 
     def _hold(self, argv: list[str], env: dict[str, str], fds: list[int], report: int) -> NoReturn:
-        """Starts the program and waits for its end, as the first process of its namespace. No
-        signal from the program reaches it."""
+        """Starts the program and waits for its end, as the first process of its namespace."""
         program = os.posix_spawn(
             argv[0],
             argv,

@@ -132,8 +132,7 @@ class Process:
         self._flush()
 
     async def read(self, n: int = _CHUNK_BYTES) -> bytes:
-        """Returns the next 1 to ``n`` bytes of its standard output; b"" at the end. One at a
-        time."""
+        """Returns the next bytes of its standard output, b"" at the end. One at a time."""
         while not self._stdout and self._stdout_fd in self._outputs:
             self._fresh.clear()
             await self._fresh.wait()
@@ -193,8 +192,7 @@ class Process:
         return self._exit.result()
 
     async def wait(self) -> Exit:
-        """Waits for the end. Raises SandboxError if the supervisor has died, and the program with
-        it."""
+        """Waits for the end. Raises SandboxError if the supervisor has died, and so the program."""
         await asyncio.wait([self._exit])
         return self._exit.result()
 
@@ -290,8 +288,7 @@ class Process:
 
 
 def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
-    """Returns why it died; empty if it ended by itself, even with an exit code, or if nobody wanted
-    it any more."""
+    """Returns why it died; empty if it ended by itself, or if nobody wanted it any more."""
     if isinstance(end, SandboxError):
         return "supervisor"
     if end.stopped == "killed":

@@ -245,8 +245,7 @@ class Sandbox:
                 empty(str(folder))
 
     async def close(self) -> None:
-        """Ends the program, the supervisor and the scratch folder. A cancellation waits until
-        then."""
+        """Ends the program, the supervisor and the folders. A cancellation waits until then."""
         await to_its_end(self._close())
 
     async def _close(self) -> None:
@@ -385,8 +384,8 @@ class Sandbox:
 
 
 class Supervisor:
-    """The process behind a sandbox, which ends once its socket is closed. ``process``: the same as
-    the pidfd, if it is a child of this process."""
+    """The process behind a sandbox, which ends once its socket is closed; perhaps a child of
+    ours."""
 
     def __init__(self, pidfd: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self._pidfd = pidfd

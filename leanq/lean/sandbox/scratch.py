@@ -51,8 +51,7 @@ class Scratch:
             isolation.unmount(self.path)
 
     def used_bytes(self, most_bytes: float) -> float:
-        """Returns the space of its files, each at least 4 KiB; stops counting above
-        ``most_bytes``."""
+        """Returns the space of its files, each at least 4 KiB; stops counting above the most."""
         if not self._in_memory:
             return disk_bytes(self.path, most_bytes)
         held = os.fstatvfs(self.fds[0])

@@ -85,8 +85,7 @@ def keep_programs(
     *,
     go_on: Callable[[Sequence[str]], NoReturn] | None = None,
 ) -> int:
-    """Does inner's work: takes the last steps inside, then keeps programs; returns its exit
-    status."""
+    """Takes the last steps inside, then keeps programs, as inner; returns its exit status."""
     base = hello["folders"][0]
     scratch = _SCRATCH if "mount" in namespaces else base
     # Out of sight behind the walls.

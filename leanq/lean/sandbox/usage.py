@@ -125,8 +125,7 @@ def _read(path: str) -> bytes:
 
 
 def _status_of_thread(pid: int) -> bytes:
-    """Returns the memory of a process whose first thread has ended, from any thread that is left:
-    only living threads show it."""
+    """Returns the memory of a process whose first thread has ended: only living ones show it."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:

@@ -117,9 +117,8 @@ class SnapshotCache:
 
     @contextlib.contextmanager
     def bringing(self, size_bytes: int) -> Iterator[Path | None]:
-        """Yields a place on the disk of the cache for a file to come in, which :meth:`enter` then
-        takes; it vanishes in the end. None if there is no room for so much, or the cache cannot be
-        written to."""
+        """Yields a place on the cache's disk for a file to come in, for :meth:`enter` to take; it
+        vanishes in the end. None if there is no room for so much."""
         with contextlib.ExitStack() as stack:
             folder = None
             with self._disk():
@@ -128,8 +127,7 @@ class SnapshotCache:
             yield folder / _SNAPSHOT if folder else None
 
     def enter(self, key: str, file: Path, manifest: Manifest) -> bool:
-        """Takes in a file from :meth:`bringing` that matches the manifest; returns whether the
-        cache has it now."""
+        """Takes in a file from :meth:`bringing`; returns whether the cache has it now."""
         entry, folder = self._entry(key), file.parent
         with self._disk():
             (folder / _MANIFEST).write_bytes(manifest.pack())

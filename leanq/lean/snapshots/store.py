@@ -40,8 +40,7 @@ _MOST_WINDOW_BYTES = 1 << 27
 
 
 class LocalSnapshot:
-    """A verified snapshot on this machine's disk, which stays there as long as this object does. Do
-    not write to ``path``, the file in the cache."""
+    """A verified snapshot on this disk, which stays there as long as this object does."""
 
     def __init__(self, path: Path, size_bytes: int, deps: bytes) -> None:
         self.path = path
@@ -143,8 +142,7 @@ class Snapshots:
         return await asyncio.to_thread(self._open, key) if entered else None
 
     def _unpack(self, key: str, packed: Packed) -> bool:
-        """Puts a snapshot into the cache; returns whether the cache could take it. Raises
-        ValueError if it is damaged."""
+        """Returns whether the cache could take it; raises ValueError if it is damaged."""
         manifest = Manifest.unpack(packed.manifest)
         local_deps(manifest.deps, self._roots)
         with self._cache.bringing(manifest.size_bytes) as place:
@@ -234,8 +232,8 @@ def portable_deps(deps: Any, roots: Sequence[str]) -> Any:
 
 
 def local_deps(deps: Any, roots: Sequence[str]) -> Any:
-    """Returns the argument of :func:`portable_deps`, for this machine's roots. Raises ValueError if
-    it names a missing root, or a path that leads out of it."""
+    """Returns the argument of :func:`portable_deps`, for this machine's roots; may raise
+    ValueError."""
     if isinstance(deps, list):
         return [local_deps(each, roots) for each in deps]
     if not isinstance(deps, dict):
@@ -273,8 +271,7 @@ def _is_plain(rest: str) -> bool:
 
 
 def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[bytes, ...]:
-    """Returns a whole file as one zstd frame with size and checksum, in chunks; none if they exceed
-    ``most_bytes``."""
+    """Returns a whole file as one zstd frame, in chunks; none if they exceed ``most_bytes``."""
     source.seek(0)
     # The level's threads would compete with Lean for the machine, so there is one.
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
@@ -290,8 +287,7 @@ def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[
 
 
 def decompress(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
-    """Yields the content of a frame, a block at a time; never more than ``size_bytes``. Raises
-    ValueError if it is damaged, or of another size."""
+    """Yields a frame's content in blocks; ValueError if it is damaged, or of another size."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW_BYTES)
     left = size_bytes
     try:
