@@ -24,11 +24,10 @@ from msgspec.structs import replace
 from leanq.errors import AuditError
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.evaluators import evaluators
-from leanq.lean.audit.imported_axioms import Findings, ImportedAxioms, audit
+from leanq.lean.audit.imported_axioms import ImportedAxioms, audit
 from leanq.lean.audit.judge_client import JudgeLimitError, Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
-from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome, noted
 from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import Examples, may_have_examples
@@ -37,6 +36,7 @@ from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Reason, Reply, Request, Theorem
+from leanq.queue.tasks import run_apart
 
 # An example that is compiled under a name is no less right for being a definition.
 NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
@@ -47,7 +47,6 @@ _MOST_NOTES_BYTES = 64 << 20
 _BUDGETS_FOR_EXAMPLES = 4.0
 _HEADERS_REMEMBERED = 256
 _MOST_LOGGED = 500
-# So much can be read in the time that another thread takes to start.
 _AT_ONCE_CHARS, _AT_ONCE_BYTES = 1000, 1 << 18
 
 log = logging.getLogger("leanq.worker")
@@ -64,26 +63,16 @@ class Auditor:
 
     async def runs_programs(self, code: str) -> str | None:
         """Returns the part of a text that lets it run programs of its own in this environment."""
-        environment = self._lean.environment
 
         def look() -> str | None:
-            return runs_programs(code, evaluators(environment))
+            return runs_programs(code, evaluators(self._lean.environment))
 
-        if self._has_evaluators and len(code) < _AT_ONCE_CHARS:
-            return look()
-        found = await asyncio.to_thread(look)
+        at_once = self._has_evaluators and len(code) < _AT_ONCE_CHARS
+        found = await run_apart(look, at_once=at_once)
         self._has_evaluators = True
         return found
 
-    async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
-        return await audit(
-            survey,
-            allowed=allowed,
-            environment_allowed=STANDARD_AXIOMS,
-            imported=self._imported(header),
-        )
-
-    def _imported(self, header: Header) -> ImportedAxioms:
+    def imported(self, header: Header) -> ImportedAxioms:
         key = (str(header.is_prelude), *header.imports)
         if key not in self._known:
             find_olean, read = self._lean.environment.find_olean, self.judges.axioms
@@ -237,8 +226,12 @@ class Compilation:
         if not found.ended:
             return _unread(reply)
         try:
-            allowed = self._request.allow_axioms
-            findings = await auditor.findings(found.survey, self._header, allowed)
+            findings = await audit(
+                found.survey,
+                allowed=self._request.allow_axioms,
+                environment_allowed=STANDARD_AXIOMS,
+                imported=auditor.imported(self._header),
+            )
         except AuditError as error:
             return _unaudited(reply, error)
         except JudgeLimitError as error:
@@ -313,9 +306,7 @@ async def _parts(path: Path) -> Parts:
     parts = (path, *(path.with_name(path.name + end) for end in (".server", ".private")))
     # No process is left that could write to them.
     size_bytes = sum(os.lstat(each).st_size for each in parts if os.path.lexists(each))
-    if size_bytes < _AT_ONCE_BYTES:
-        return read_parts(path)
-    return await asyncio.to_thread(read_parts, path)
+    return await run_apart(read_parts, path, at_once=size_bytes < _AT_ONCE_BYTES)
 
 
 def _unnamed(reply: Reply, run: Run) -> Reply:

@@ -12,7 +12,7 @@ import json
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self, TypeGuard, get_args
+from typing import Any, TypeGuard, get_args
 
 from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.json import Decoder
@@ -81,20 +81,11 @@ class Printed:
     printed megabytes of them. ``failed``: whether there was an error other than an exhausted
     budget."""
 
-    def __init__(self, stdout: bytes) -> None:
-        self._take(filter(None, map(_parse, _lines(stdout))))
-
-    @classmethod
-    def of(cls, found: Iterable[Found]) -> Self:
-        """Makes the same of messages that came in another way."""
-        printed = cls(b"")
-        printed._take(found)
-        return printed
-
-    def _take(self, found: Iterable[Found]) -> None:
+    def __init__(self, said: bytes | Iterable[Found]) -> None:
         self.sorry = self.failed = self.exhausted = False
         messages: list[Message] = []
         left_out = 0
+        found = filter(None, map(_parse, _lines(said))) if isinstance(said, bytes) else said
         for message, kind in found:
             self.sorry = self.sorry or _is_sorry(message, kind)
             if message.severity == "error":

@@ -22,6 +22,7 @@ from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.queue.metrics import count
 from leanq.queue.requests import Request, Spent, Way
+from leanq.queue.tasks import run_apart
 
 log = logging.getLogger("leanq.worker")
 
@@ -36,7 +37,6 @@ _NOT_FORKED = ("--incr", PROFILER)
 _TIMED = (PROFILER, "-Dprofiler.threshold=1000000")
 _TIMES = re.compile(rb"cumulative profiling times:\n(?:\t[^\n]+\n)*\Z")
 _IMPORTED = re.compile(rb"\n\timport (\d{1,9}(?:\.\d{1,9})?)(m?s)\n")
-# So much can be read in the time that another thread takes to start.
 _PRINTED_AT_ONCE_BYTES = 20_000
 # Any Lean takes this text in a working environment.
 _TRIAL = "theorem leanq_trial (p : Prop) (h : p) : p := h\n"
@@ -81,11 +81,6 @@ class Run:
             return False
         has_verdict = self.printed.failed or self.printed.exhausted
         return end.code is None or not (has_verdict or (end.code == 0 and self.compiled))
-
-    @property
-    def died_at_once(self) -> bool:
-        """True if it died before it had said anything about the text."""
-        return self.died and not self.printed.messages and self.done.exit.cpu_s < _AT_ONCE_CPU_S
 
 
 class Slot:
@@ -199,7 +194,7 @@ class Lean:
             run = await self._run(slot, code, limits, options, load, compile_)
             if run.died:
                 await self.prove()
-                if run.died_at_once:
+                if not run.printed.messages and run.done.exit.cpu_s < _AT_ONCE_CPU_S:
                     run = await self._run(slot, code, limits, options, load, compile_)
         except SandboxError:
             await self.prove()
@@ -250,7 +245,10 @@ class Lean:
         if lost is not None:
             end = replace(done.exit, cpu_s=done.exit.cpu_s + lost.exit.cpu_s)
             done = replace(done, exit=end)
-        run = await read_run(done, limits, compiled=not compile_ or _has_compiled(slot))
+        # A link may lead to the worker's own files, and no verdict may tell of them.
+        left = olean(slot)
+        compiled = not compile_ or (left.is_file() and not left.is_symlink())
+        run = await read_run(done, limits, compiled=compiled)
         return replace(run, begun_s=begun_s, is_forked=is_forked, imported_s=imported_s)
 
     async def _started(
@@ -403,21 +401,13 @@ def _untimed(done: Finished) -> tuple[Finished, float]:
 
 async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:
     """Returns the run that came to this end."""
-    if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
-        return Run(done, limits, Printed(done.stdout), compiled)
-    return Run(done, limits, await asyncio.to_thread(Printed, done.stdout), compiled)
+    at_once = len(done.stdout) < _PRINTED_AT_ONCE_BYTES
+    return Run(done, limits, await run_apart(Printed, done.stdout, at_once=at_once), compiled)
 
 
 def olean(slot: Slot) -> Path:
     """Returns where a run leaves its compiled result."""
     return slot.left / f"{MODULE}.olean"
-
-
-def _has_compiled(slot: Slot) -> bool:
-    """Returns whether the last run left a result. A link may lead to the worker's own files, and no
-    verdict may tell of them."""
-    path = olean(slot)
-    return not path.is_symlink() and path.is_file()
 
 
 def limits_of(request: Request, factor: float = 1.0) -> Limits:

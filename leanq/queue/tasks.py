@@ -1,13 +1,18 @@
-"""Work that a cancellation must not cut short."""
+"""Work that a cancellation must not cut short, and work for another thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+
+async def run_apart(work: Callable[..., _T], *args: Any, at_once: bool) -> _T:
+    """Returns what ``work`` returns: in another thread, unless it takes less than that's start."""
+    return work(*args) if at_once else await asyncio.to_thread(work, *args)
 
 
 async def to_its_end(work: Awaitable[_T]) -> _T:

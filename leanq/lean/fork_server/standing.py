@@ -32,6 +32,7 @@ from leanq.lean.recipes import text_hash
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import split_header, tokens
 from leanq.queue.metrics import count
+from leanq.queue.tasks import run_apart
 
 log = logging.getLogger("leanq.worker")
 
@@ -49,7 +50,6 @@ _SPARE_S = 5.0
 _REFUSED_REMEMBERED = 1024
 _ENDS_REMEMBERED = 4096
 _SOURCES_REMEMBERED = 1024
-# So many characters can be read in the time that another thread takes to start.
 _READ_AT_ONCE = 1000
 _MEMORY_BYTES = 2 << 30
 _MODIFIER = "private|protected|public|noncomputable|unsafe|partial|nonrec|local|scoped"
@@ -284,10 +284,8 @@ class StandingPrefixes:
         known = self._ends.get((source_key, offset))
         if known is None:
             # Reading megabytes takes seconds, and nothing else may have to wait for it.
-            if len(source) < _READ_AT_ONCE:
-                end = prefix_end(source, offset)
-            else:
-                end = await asyncio.to_thread(prefix_end, source, offset)
+            at_once = len(source) < _READ_AT_ONCE
+            end = await run_apart(prefix_end, source, offset, at_once=at_once)
             known = self._ends[source_key, offset] = end, text_hash(source[:end])
         return known
 

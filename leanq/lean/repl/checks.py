@@ -21,12 +21,12 @@ from leanq.queue.requests import Message
 
 def outcome_of(answer: Elaborated) -> Outcome:
     """Returns Lean's verdict on a text before any audit, without messages about its header."""
-    return classify_printed(Printed.of(answer.messages), open_goals=bool(answer.sorries))
+    return classify_printed(Printed(answer.messages), open_goals=bool(answer.sorries))
 
 
 def is_silent(answer: Elaborated) -> bool:
     """Returns whether a text has silenced the warning that it has holes."""
-    return bool(answer.sorries) and not Printed.of(answer.messages).sorry
+    return bool(answer.sorries) and not Printed(answer.messages).sorry
 
 
 def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[Message, ...]:
@@ -38,7 +38,7 @@ def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[M
         line, column = lines[note.line - 1] if 0 < note.line <= len(lines) else (1, 0)
         column += note.column
         notes.append(replace(note, line=line, column=column, end_line=None, end_column=None))
-    return (*notes, *Printed.of(answer.messages).messages)
+    return (*notes, *Printed(answer.messages).messages)
 
 
 async def see(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import time
@@ -28,6 +27,7 @@ from leanq.lean.repl.protocol import (
 from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import Header, header_statements
 from leanq.queue.requests import Infotree
+from leanq.queue.tasks import run_apart
 
 # Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
 _HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
@@ -36,7 +36,6 @@ VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
 # Between requests it has nothing to do.
 _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
 _MOST_PRINTED_BYTES = 32 << 20
-# So much can be read in the time that another thread takes to start.
 _READ_AT_ONCE_BYTES = 20_000
 # CPU time between two commands; with more, a candidate has left something running.
 _RESTLESS_S = 0.05
@@ -157,7 +156,7 @@ class Session:
         answer = await self.ask(elaborate(key), _HEADER_LIMITS)
         if isinstance(answer, TimedOut):
             raise ReplError(f"its imports do not end: {answer.exit}")
-        if not isinstance(answer, Elaborated) or Printed.of(answer.messages).failed:
+        if not isinstance(answer, Elaborated) or Printed(answer.messages).failed:
             return False
         self._imported[key] = _Imported(answer.env, answer.messages)
         return True
@@ -235,10 +234,8 @@ class Session:
         if used := await self._renew(_IDLE_LIMITS):
             self.cpu_s += used.cpu_s
             self._memory_bytes = used.memory_bytes
-        if exchange.printed_bytes < _READ_AT_ONCE_BYTES:
-            answer = exchange.answer()
-        else:
-            answer = await asyncio.to_thread(exchange.answer)
+        at_once = exchange.printed_bytes < _READ_AT_ONCE_BYTES
+        answer = await run_apart(exchange.answer, at_once=at_once)
         self._asking = False
         return answer
 

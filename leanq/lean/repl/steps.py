@@ -143,7 +143,7 @@ class LiveStep:
 
     def _told(self, answer: Stepped) -> Reply:
         """Returns Lean's messages about a tactic, except about what it leaves open."""
-        printed = Printed.of(answer.messages)
+        printed = Printed(answer.messages)
         outcome = classify_printed(printed)
         if outcome.verdict == "incomplete":
             outcome = Outcome("accepted", None, outcome.messages)
@@ -196,7 +196,7 @@ class LiveStep:
 
 def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> OpenGoal | None:
     """Replays a tactic of a recipe; returns its state, if it is the same as before."""
-    if not isinstance(answer, Stepped) or Printed.of(answer.messages).failed:
+    if not isinstance(answer, Stepped) or Printed(answer.messages).failed:
         return None
     if tactic.opened is None:
         return OpenGoal(answer.proof_state, "", None) if answer.goals else None
