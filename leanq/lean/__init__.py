@@ -18,8 +18,7 @@ In reading order::
     fork_server/      a process that has imported a header, forked for each text
     prefixes.py       what Lean has made of what texts begin with
     check.py          a text compiled, and judged
-    examples.py       the examples of a text, each given a name to be judged by
-    notes.py          Lean's notes of a text: its examples, and whether it names a sorry
+    examples.py       the examples of a text, and the sorries that it names
     syntax.py         as much of Lean's surface syntax as that needs
     diagnostics.py    what Lean printed and how it ended, as a verdict
     audit/            what is held against Lean's own word: accepted means proved

@@ -30,8 +30,14 @@ from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.diagnostics import Outcome, noted
 from leanq.lean.environment import STANDARD_AXIOMS
-from leanq.lean.examples import Examples, may_have_examples
-from leanq.lean.notes import examples_in, may_name_sorry, names_sorry, writes_sorry
+from leanq.lean.examples import (
+    Examples,
+    examples_in,
+    may_have_examples,
+    may_name_sorry,
+    names_sorry,
+    writes_sorry,
+)
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
 from leanq.queue.metrics import count

@@ -5,24 +5,31 @@ is compiled once more for each example, with that one as ``def _example``. It st
 before it is unchanged, and its name and place are as before. The examples behind it get other
 names, since equal names collide.
 
-Lean's notes of the text have the names of its examples: see :mod:`leanq.lean.notes`. leanq may
-misread a word as an example, or miss one. A doubtful word gets a name in a compilation of its own,
-which must leave no constant of that name. Doubtful words share a compilation, unless the text
+Lean's notes of a text, an ``.ilean`` file, have the names that it elaborated, kept or not. leanq
+may misread a word as an example, or miss one. A doubtful word gets a name in a compilation of its
+own, which must leave no constant of that name. Doubtful words share a compilation, unless the text
 declares tokens: with those, one word can decide whether another one is read.
+
+Lean also drops a declaration, and says nothing, if the error is about a ``sorryAx`` that the text
+itself calls the mark of an earlier error. A compiled file does not show it, and where all meanings
+of an overloaded name fail, Lean's notes do not show it either.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from leanq.errors import AuditError
 from leanq.lean.syntax import may_be_keyword, string_contents, tokens
 
 NAME = "_example"
 """Lean's name for an example."""
 
+_SORRY = "sorryAx"
 _WORD = "example"
 _EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
 _DECLARES_TOKENS = re.compile("notation|infix|prefix|postfix")
@@ -134,3 +141,44 @@ def _replaced(code: str, offsets: Sequence[int], names: Sequence[str]) -> str:
         pieces += code[done:offset], f"def {name}"
         done = offset + len(_WORD)
     return "".join([*pieces, code[done:]])
+
+
+def examples_in(ilean: bytes) -> tuple[str, ...]:
+    """Returns the names of examples in the notes of a text; raises AuditError."""
+    named = (name for name, is_declared in _constants(ilean, NAME) if is_declared)
+    return tuple(sorted({name for name in named if name.split(".")[-1] == NAME}))
+
+
+def may_name_sorry(code: str) -> bool:
+    """Returns whether `sorryAx` stands anywhere in a text."""
+    return _SORRY in code
+
+
+def writes_sorry(code: str) -> bool:
+    """Returns whether `sorryAx` stands in a text outside comments and strings."""
+    return any(_SORRY in token.text for token in tokens(code))
+
+
+def names_sorry(ilean: bytes, file: Iterable[bytes]) -> bool:
+    """Returns whether a text has named `sorryAx`; raises AuditError.
+
+    Args:
+        ilean: Lean's notes of the text.
+        file: its compiled file. Notation has the name there, and not in the notes.
+    """
+    return any(_SORRY.encode() in part for part in file) or any(
+        name == _SORRY for name, _ in _constants(ilean, _SORRY)
+    )
+
+
+def _constants(ilean: bytes, part: str) -> list[tuple[str, bool]]:
+    """Returns the constants whose names have this part, each with whether the text declares it."""
+    try:
+        references = json.loads(ilean)["references"]
+        return [
+            (str(json.loads(key)["c"]["n"]), found["definition"] is not None)
+            for key, found in references.items()
+            if part in key
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise AuditError(f"its .ilean file cannot be read: {error}") from None

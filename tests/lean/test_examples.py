@@ -15,8 +15,7 @@ from support.images import Lean
 from leanq.errors import AuditError
 from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.survey import places
-from leanq.lean.examples import NAME, Examples, may_have_examples
-from leanq.lean.notes import examples_in, names_sorry
+from leanq.lean.examples import NAME, Examples, examples_in, may_have_examples, names_sorry
 from leanq.lean.syntax import may_be_keyword, string_contents
 
 

@@ -13,8 +13,7 @@ from support.lean_texts import lean_texts
 from support.libraries import Library
 
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.fork_server.headers import forkable_header
-from leanq.lean.fork_server.server import fault_of_forks
+from leanq.lean.fork_server.server import fault_of_forks, forkable_header
 
 PROOF = """theorem t (a b : Nat) (h : a < b) : a + 1 ≤ b := by omega
 theorem u (xs : List Nat) : xs ++ [] = xs := by simp

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from cachetools import LRUCache
 
 from leanq.errors import SandboxError
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.proof import (
     BARE_HEADER,
     DiffersError,
@@ -32,6 +32,7 @@ from leanq.lean.fork_server.proof import (
 )
 from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
+from leanq.lean.syntax import can_act, header_statements, split_header
 from leanq.queue.metrics import count
 from leanq.queue.tasks import to_its_end
 
@@ -44,6 +45,19 @@ _MOST_IDLE = 4
 # In a row: a machine that is short of something for a moment has it again by then.
 _MOST_REFUSALS = 100
 _NEVER = 1 << 30
+# No tokenizer takes anything in it for a command, so nothing can hide in it.
+_PLAIN_HEADER = re.compile(
+    r"(?:module\n)?(?:prelude\n)?"
+    r"(?:(?:public )?(?:meta )?import (?:all )?"
+    r"[A-Za-z_][A-Za-z0-9_']*(?:\.[A-Za-z_][A-Za-z0-9_']*)*\n)*",
+    re.ASCII,
+)
+# All modules of a large library, each in a line. It is one of a message's parts.
+_MOST_HEADER_CHARS = 64 << 10
+# libuv's loop runs in a thread of the zygote, which forks lack.
+_NEEDS_LOOP = ("uv", "async", "timer", "socket", "signal", "tcp", "udp", "dns", "http", "sleep")
+# Nothing else is done meanwhile; so much takes some 50 ms.
+_MOST_CHARS_READ = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,3 +419,24 @@ async def fault_of_forks(environment: Environment, header: str) -> str:
         return ""
     finally:
         await forks.close()
+
+
+def forkable_header(environment: Environment, code: str) -> str | None:
+    """Returns the header that a zygote can import for this text; None if Lean has to start for it.
+    Lean compares it with the text's own, so a misread header only costs an import."""
+    header = split_header(code)
+    if len(header.text) > _MOST_HEADER_CHARS:
+        return None
+    text = "".join(f"{words}\n" for words, _ in header_statements(header))
+    if not _PLAIN_HEADER.fullmatch(text) or _needs_loop(code[header.end_offset :]):
+        return None
+    return None if environment.missing(header) else text
+
+
+def _needs_loop(text: str) -> bool:
+    """Returns whether a text has a program that may wait for libuv's loop."""
+    # A pattern would take a second for each few megabytes, in which nothing else is done.
+    lower = text.lower()
+    if not any(word in lower for word in _NEEDS_LOOP):
+        return False
+    return len(text) > _MOST_CHARS_READ or can_act(text)

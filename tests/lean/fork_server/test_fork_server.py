@@ -40,10 +40,9 @@ from support.waiting import eventually
 from leanq.errors import SandboxError
 from leanq.lean import pass_memory
 from leanq.lean.environment import Environment, python_folders
-from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
 from leanq.lean.fork_server.proof import Key, Prover, RunBytes, compiled_by, memory_of
-from leanq.lean.fork_server.server import ForkServer
+from leanq.lean.fork_server.server import ForkServer, forkable_header
 from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.process import Lean, _is_doubtful
 from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, bare_python
