@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,34 +133,31 @@ async def check(
     return await compilation.judge(auditor, reply)
 
 
+@dataclass(eq=False)
 class Compilation:
-    def __init__(
-        self,
-        lean: Lean,
-        request: Request,
-        code: str,
-        *,
-        target: Target | None = None,
-        options: Sequence[str] = (),
-    ) -> None:
-        self._lean = lean
-        self._request = request
-        self._header = split_header(code)
-        self._ended = Ended.of(code)
-        self._target = target
-        self._options = options
-        self._file: Parts | None = None
-        self._named: list[Parts] = []
-        self._places: list[tuple[int, int]] = []
-        self._examples: Examples | None = None
-        self._example_names: tuple[str, ...] = ()
-        self._names_sorry = False
+    """One candidate: compiles it, and judges it if that is due."""
+
+    lean: Lean
+    request: Request
+    code: InitVar[str]
+    target: Target | None = None
+    options: Sequence[str] = ()
+    _file: Parts | None = None
+    _named: list[Parts] = field(default_factory=list)
+    _places: list[tuple[int, int]] = field(default_factory=list)
+    _examples: Examples | None = None
+    _example_names: tuple[str, ...] = ()
+    _names_sorry: bool = False
+
+    def __post_init__(self, code: str) -> None:
+        self._header, self._ended = split_header(code), Ended.of(code)
         is_noted = may_have_examples(code) or may_name_sorry(code)
-        self._notes = ("-i", _NOTES) if is_noted and target is None and request.audit else ()
+        is_noted = is_noted and self.target is None and self.request.audit
+        self._notes = ("-i", _NOTES) if is_noted else ()
 
     async def compile(self, slot: Slot) -> Reply:
         """Returns Lean's verdict, which stands unless it is ``accepted``."""
-        if not self._request.audit:
+        if not self.request.audit:
             run = await self._run(slot, self._ended.code)
             return self._told(run.outcome, run)
         ended = self._ended
@@ -180,18 +177,18 @@ class Compilation:
         return replace(reply, audit_s=time.monotonic() - started)
 
     def _told(self, outcome: Outcome, run: Run) -> Reply:
-        fingerprint = self._lean.environment.fingerprint
+        fingerprint = self.lean.environment.fingerprint
         return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s, spent=run.spent)
 
     async def _run(self, slot: Slot, text: str) -> Run:
-        limits = limits_of(self._request)
-        options = (*self._options, *self._notes)
-        return await self._lean.run(slot, text, limits, options=options)
+        limits = limits_of(self.request)
+        options = (*self.options, *self._notes)
+        return await self.lean.run(slot, text, limits, options=options)
 
     async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
         """Returns the final verdict on the result of :meth:`compile`, perhaps for another
         target."""
-        self._target = target or self._target
+        self.target = target or self.target
         if self._file is None or reply.verdict != "accepted":
             return reply
         started = time.monotonic()
@@ -201,12 +198,12 @@ class Compilation:
         return replace(reply, audit_s=reply.audit_s + time.monotonic() - started)
 
     async def _judgement(self, judges: Judges, file: Parts) -> Judgement:
-        limits, tenant = limits_of(self._request), self._request.tenant
-        ending, prints = self._ended.name, self._request.statements
+        limits, tenant = limits_of(self.request), self.request.tenant
+        ending, prints = self._ended.name, self.request.statements
         order: dict[str, Any] = {"ending": ending, "tenant": tenant, "statements": prints}
-        if self._target is not None:
-            order |= self._target.order() | {"allowed": self._request.allow_axioms}
-            return await judges.verify(self._header, self._target.file, file, order, limits)
+        if self.target is not None:
+            order |= self.target.order() | {"allowed": self.request.allow_axioms}
+            return await judges.verify(self._header, self.target.file, file, order, limits)
         if (examples := self._examples) is not None:
             order |= {
                 "names": self._example_names,
@@ -234,7 +231,7 @@ class Compilation:
         try:
             findings = await audit(
                 found.survey,
-                allowed=self._request.allow_axioms,
+                allowed=self.request.allow_axioms,
                 environment_allowed=STANDARD_AXIOMS,
                 imported=auditor.imported(self._header),
             )
@@ -258,8 +255,8 @@ class Compilation:
             return _unjudged(reply, "judge_unavailable", text)
         if self._examples and self._examples.tells_line:
             return _told_apart(reply, "the text can tell on which line one stands")
-        if self._target is None and (word := await auditor.runs_programs(self._ended.code)):
-            return _programmed(reply, word, trusted=self._request.trust_programs)
+        if self.target is None and (word := await auditor.runs_programs(self._ended.code)):
+            return _programmed(reply, word, trusted=self.request.trust_programs)
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
@@ -284,7 +281,7 @@ class Compilation:
         if not examples.count and not self._example_names:
             return reply
         self._examples = examples
-        left_s = _BUDGETS_FOR_EXAMPLES * self._request.timeout_s
+        left_s = _BUDGETS_FOR_EXAMPLES * self.request.timeout_s
         for number in range(examples.count + len(examples.probes)):
             if left_s <= 0:
                 why = "it has too many examples to be compiled for each; state them as theorems"
@@ -296,8 +293,8 @@ class Compilation:
             else:
                 text = examples.probes[number - examples.count]
             # The same work once more must not fail for a budget that it only just kept.
-            limits = limits_of(self._request, 2.0)
-            run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS)
+            limits = limits_of(self.request, 2.0)
+            run = await self.lean.run(slot, text, limits, options=NAMED_OPTIONS)
             used_s = run.done.exit.cpu_s
             left_s -= used_s
             reply = replace(reply, cpu_s=reply.cpu_s + used_s)

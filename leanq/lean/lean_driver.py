@@ -9,9 +9,9 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -91,6 +91,7 @@ def machine_cache(settings: Settings) -> SnapshotCache:
     return SnapshotCache(folder, settings.cache_mb << 20)
 
 
+@dataclass(eq=False)
 class LeanDriver:
     """All operations in one environment, with at most ``slots`` sandboxes.
 
@@ -100,30 +101,21 @@ class LeanDriver:
     each file is judged in a process of its own.
     """
 
-    gives_infotrees = False
+    open_environment: Callable[[], Environment]
+    _: KW_ONLY
+    slots: int
+    cache: SnapshotCache | None = None
+    hidden: Sequence[Path] = ()
+    nice: int = 0
+    prefixes: PrefixRules = _PREFIX_RULES
+    forks: ForkRules | None = _FORK_RULES
+    judge_alone: bool = False
 
-    def __init__(
-        self,
-        open_environment: Callable[[], Environment],
-        *,
-        slots: int,
-        cache: SnapshotCache | None = None,
-        hidden: Sequence[Path] = (),
-        nice: int = 0,
-        prefixes: PrefixRules = _PREFIX_RULES,
-        forks: ForkRules | None = _FORK_RULES,
-        judge_alone: bool = False,
-    ) -> None:
-        self._open_environment = open_environment
-        self._slots = slots
+    gives_infotrees: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
         self._states: States = MemoryStates()
-        self._cache = cache
-        self._hidden = tuple(hidden)
-        self._nice = nice
-        self._prefix_rules = prefixes
-        self._forks = forks
-        self._judge_alone = judge_alone
-        self.opened = self._open(open_environment())
+        self.opened = self._open(self.open_environment())
         self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
@@ -309,28 +301,28 @@ class LeanDriver:
 
     def _open(self, environment: Environment) -> Opened:
         snapshots = None
-        if self._cache:
-            snapshots = Snapshots(self._cache, environment.folders())
+        if self.cache:
+            snapshots = Snapshots(self.cache, environment.folders())
         forks = None
-        if self._forks:
-            forks = ForkServer(environment, self._forks, hidden=self._hidden, nice=self._nice)
+        if self.forks:
+            forks = ForkServer(environment, self.forks, hidden=self.hidden, nice=self.nice)
         lean = Lean(
             environment,
-            slots=self._slots,
+            slots=self.slots,
             forks=forks,
-            hidden=self._hidden,
-            nice=self._nice,
-            inbox_root=self._cache.inbox_root if self._cache else None,
+            hidden=self.hidden,
+            nice=self.nice,
+            inbox_root=self.cache.inbox_root if self.cache else None,
         )
         judges = Judges(
             environment,
-            slots=self._slots,
-            hidden=self._hidden,
-            nice=self._nice,
-            alone=self._judge_alone,
+            slots=self.slots,
+            hidden=self.hidden,
+            nice=self.nice,
+            alone=self.judge_alone,
         )
-        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._prefix_rules)
-        targets = Targets(lean, self._cache)
+        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self.prefixes)
+        targets = Targets(lean, self.cache)
         trials = Trials(lean, auditor, prefixes, targets)
         return Opened(lean, auditor, prefixes, targets, trials, environment.libraries())
 
@@ -344,7 +336,7 @@ class LeanDriver:
             if self._looked_at_s < asked_s:
                 before = self.opened
                 if await asyncio.to_thread(before.lean.environment.changed):
-                    environment = await asyncio.to_thread(self._open_environment)
+                    environment = await asyncio.to_thread(self.open_environment)
                     environment = environment.after(before.lean.environment)
                     opened = self._open(environment)
                     try:

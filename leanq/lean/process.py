@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
@@ -100,31 +100,22 @@ class Slot:
         return self.sandbox.left
 
 
+@dataclass(eq=False)
 class Lean:
     """Lean in one environment, with at most ``slots`` idle sandboxes. Every text comes through
     standard input. ``inbox_root``: a folder on the disk of the snapshots to load."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        *,
-        slots: int,
-        forks: ForkServer | None = None,
-        hidden: Sequence[Path] = (),
-        nice: int = 0,
-        inbox_root: Path | None = None,
-    ) -> None:
-        self.environment = environment
-        self.forks = forks
-        self.slots = slots
-        self._hidden = tuple(hidden)
-        self._nice = nice
-        self._inbox_root = inbox_root
-        self.idle: list[Sandbox] = []
-        self._closed = False
-        self._proving = asyncio.Lock()
-        self._proved_s = 0.0
-        self._lost: tuple[str, ...] = ()
+    environment: Environment
+    slots: int
+    forks: ForkServer | None = None
+    hidden: Sequence[Path] = ()
+    nice: int = 0
+    inbox_root: Path | None = None
+    idle: list[Sandbox] = field(default_factory=list)
+    _closed: bool = False
+    _proving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _proved_s: float = 0.0
+    _lost: tuple[str, ...] = ()
 
     async def open(self) -> None:
         """Raises WorkerError if Lean cannot run in a sandbox."""
@@ -352,9 +343,9 @@ class Lean:
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(
             readable=self.environment.readable(),
-            hidden=self._hidden,
-            nice=self._nice,
-            inbox_root=self._inbox_root,
+            hidden=self.hidden,
+            nice=self.nice,
+            inbox_root=self.inbox_root,
         )
 
     async def _try_lean(self) -> None:

@@ -140,13 +140,13 @@ class DiffersError(SandboxError):
     """Lean says something else in a fork."""
 
 
+@dataclass(frozen=True)
 class Prover:
     """Runs texts behind a header and by a newly started Lean, and compares all bytes."""
 
-    def __init__(self, environment: Environment, *, hidden: Sequence[Path], nice: int) -> None:
-        self.environment = environment
-        self._hidden = tuple(hidden)
-        self._nice = nice
+    environment: Environment
+    hidden: Sequence[Path]
+    nice: int
 
     async def prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
         """Proves that forks work here, behind a header without imports, which takes a tenth of the
@@ -223,8 +223,8 @@ class Prover:
         """Opens a sandbox behind a preloaded header, or one in which Lean starts anew."""
         return await Sandbox.open(
             readable=self.environment.readable(),
-            hidden=self._hidden,
-            nice=self._nice,
+            hidden=self.hidden,
+            nice=self.nice,
             scratch_root=zygote.scratch if zygote else None,
             start=zygote.fork if zygote else None,
         )

@@ -191,27 +191,23 @@ class _Prefix:
     sources: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(_SOURCES_REMEMBERED))
 
 
+@dataclass(eq=False)
 class StandingPrefixes:
     """The processes of one environment that stand behind prefixes: at most ``slots`` behind one,
     with 2 GiB all together; the prefix used least recently goes first."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        forks: ForkServer,
-        *,
-        slots: int,
-    ) -> None:
-        self._environment = environment
-        self._forks = forks
-        self._slots = slots
-        # By the hash of the prefix; the one used least recently first.
-        self._prefixes: OrderedDict[bytes, _Prefix] = OrderedDict()
-        self._refused: LRUCache[bytes, bool] = LRUCache(_REFUSED_REMEMBERED)
-        # The ends of prefixes and their hashes, by a source's name and the offset of a hole.
-        # Finding an end means to read the source, which takes longer than a step behind it.
-        self._ends: LRUCache[tuple[str, int], tuple[int, bytes]] = LRUCache(_ENDS_REMEMBERED)
-        self._closed = False
+    environment: Environment
+    forks: ForkServer
+    slots: int
+    # By the hash of the prefix; the one used least recently first.
+    _prefixes: OrderedDict[bytes, _Prefix] = field(default_factory=OrderedDict)
+    _refused: LRUCache[bytes, bool] = field(default_factory=lambda: LRUCache(_REFUSED_REMEMBERED))
+    # The ends of prefixes and their hashes, by a source's name and the offset of a hole.
+    # Finding an end means to read the source, which takes longer than a step behind it.
+    _ends: LRUCache[tuple[str, int], tuple[int, bytes]] = field(
+        default_factory=lambda: LRUCache(_ENDS_REMEMBERED)
+    )
+    _closed: bool = False
 
     def holds(self, source_key: str) -> bool:
         """Returns whether a process stands behind a prefix of this source, known by one of its
@@ -225,7 +221,7 @@ class StandingPrefixes:
         """Runs a text that differs from a source in its holes; returns None if no process can do it
         now. ``source_key`` names exactly this source."""
         stand = any(source.startswith(found.text) for found in self._prefixes.values())
-        if self._forks.unavailable or not stand:
+        if self.forks.unavailable or not stand:
             return None
         _, name = await self._end_of_prefix(source_key, source, code)
         found = self._prefixes.get(name)
@@ -255,12 +251,12 @@ class StandingPrefixes:
         if self._makes():
             return
         end, name = await self._end_of_prefix(source_key, source, code)
-        key = self._forks.key(source, command)
+        key = self.forks.key(source, command)
         is_header_alone = not source[split_header(source).end_offset : end].strip()
         if self._closed or key is None or name in self._refused or is_header_alone:
             return
         found = self._prefixes.get(name)
-        if self._makes() or (found and len(found.processes) >= self._slots):
+        if self._makes() or (found and len(found.processes) >= self.slots):
             return
         found = found or self._prefixes.setdefault(name, _Prefix(key, source[:end]))
         found.sources[source_key] = True
@@ -311,7 +307,7 @@ class StandingPrefixes:
         found.processes.remove(standing)
         if not found.processes and not found.making and self._prefixes.get(name) is found:
             del self._prefixes[name]  # or the texts of all lost ones would be kept
-        await self._forks.end(found.key, standing.sandbox)
+        await self.forks.end(found.key, standing.sandbox)
 
     async def _make(
         self,
@@ -323,8 +319,8 @@ class StandingPrefixes:
     ) -> None:
         sandbox, is_kept = None, False
         try:
-            sandbox = await self._forks.lend(found.key)
-            env = self._environment.sandbox_env(sandbox.scratch)
+            sandbox = await self.forks.lend(found.key)
+            env = self.environment.sandbox_env(sandbox.scratch)
             standing = await StandingPrefix.open(sandbox, found.key[1], env, found.text, limits)
             again = await standing.run(code, limits)
             if (again.stdout, again.exit.code) != (done.stdout, done.exit.code):
@@ -342,7 +338,7 @@ class StandingPrefixes:
                 self._refused[name] = True
         finally:
             if sandbox is not None and not is_kept:
-                await self._forks.end(found.key, sandbox)
+                await self.forks.end(found.key, sandbox)
             found.making = None
             if not found.processes:
                 self._prefixes.pop(name, None)
@@ -362,4 +358,4 @@ class StandingPrefixes:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
         while found.processes:  # requests that lose theirs change it meanwhile
-            await self._forks.end(found.key, found.processes.pop().sandbox)
+            await self.forks.end(found.key, found.processes.pop().sandbox)

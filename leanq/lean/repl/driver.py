@@ -12,8 +12,8 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -59,6 +59,7 @@ class _Kept(Opened):
         await super().close()
 
 
+@dataclass(eq=False)
 class ReplDriver(LeanDriver):
     """All operations in one environment, with at most ``slots`` requests at a time.
 
@@ -67,25 +68,16 @@ class ReplDriver(LeanDriver):
     be wrong at times. The others are those of the lean driver.
     """
 
-    def __init__(
-        self,
-        open_environment: Callable[[], Environment],
-        command: str,
-        *,
-        rules: Recycling,
-        trust_steps: bool = False,
-        **shared: Any,
-    ) -> None:
-        self._command = command
-        self._rules = rules
-        self._trust_steps = trust_steps
-        super().__init__(open_environment, **shared)
+    command: str
+    _: KW_ONLY
+    rules: Recycling
+    trust_steps: bool = False
+
+    gives_infotrees: ClassVar[bool] = True
 
     @property
     def about(self) -> Mapping[str, object]:
         return {**super().about, "driver": "repl"}
-
-    gives_infotrees = True
 
     async def open(self, states: States) -> None:
         await super().open(states)
@@ -145,7 +137,7 @@ class ReplDriver(LeanDriver):
 
         async def work(session: Session) -> Reply | None:
             was_live = move.state in session.states
-            limits, trust = limits_of(request), self._trust_steps
+            limits, trust = limits_of(request), self.trust_steps
             step = LiveStep(session, move, header, limits, trust=trust)
             reply = await step.run(request, self._states)
             return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
@@ -188,14 +180,9 @@ class ReplDriver(LeanDriver):
 
     def _open(self, environment: Environment) -> Opened:
         opened = super()._open(environment)
-        program = find_repl(self._command, environment, os.environ)
+        program = find_repl(self.command, environment, os.environ)
         sessions = Sessions(
-            environment,
-            program,
-            slots=self._slots,
-            rules=self._rules,
-            hidden=self._hidden,
-            nice=self._nice,
+            environment, program, self.slots, self.rules, hidden=self.hidden, nice=self.nice
         )
         parts = {each.name: getattr(opened, each.name) for each in fields(Opened) if each.init}
         return _Kept(**parts, sessions=sessions)

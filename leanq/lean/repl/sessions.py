@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from leanq.errors import ReplError, SandboxError, ToolchainError
@@ -26,35 +27,26 @@ log = logging.getLogger("leanq.worker")
 _MOST_HEADERS = 4
 
 
+@dataclass(eq=False)
 class Sessions:
     """The REPL in one environment, for at most ``slots`` requests at a time."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        program: ReplProgram,
-        *,
-        slots: int,
-        rules: Recycling,
-        hidden: Sequence[Path] = (),
-        nice: int = 0,
-    ) -> None:
-        self._environment = environment
-        self._program = program
-        self._most = slots + 1
-        self._rules = rules
-        self._hidden = tuple(hidden)
-        self._nice = nice
-        # The one used last comes last.
-        self.idle: list[Session] = []
-        self.count = 0
-        self.starting: set[asyncio.Task[None]] = set()
-        self.ending: set[asyncio.Task[None]] = set()
-        self._sandboxes: list[Sandbox] = []
-        self._wanted: Header | None = None
-        self._opening = asyncio.Lock()
-        self._is_known = False
-        self._closed = False
+    environment: Environment
+    program: ReplProgram
+    slots: int
+    rules: Recycling
+    hidden: Sequence[Path] = ()
+    nice: int = 0
+    # The one used last comes last.
+    idle: list[Session] = field(default_factory=list)
+    count: int = 0
+    starting: set[asyncio.Task[None]] = field(default_factory=set)
+    ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _sandboxes: list[Sandbox] = field(default_factory=list)
+    _wanted: Header | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _is_known: bool = False
+    _closed: bool = False
 
     async def open(self) -> None:
         """Starts one, to see whether it serves this environment. Raises ToolchainError if it does
@@ -67,17 +59,17 @@ class Sessions:
                 version = await session.version()
             except ReplError as error:
                 raise ToolchainError(
-                    f"{self._program} does not answer like a REPL in the sandbox, where it can "
+                    f"{self.program} does not answer like a REPL in the sandbox, where it can "
                     f"read the environment, its own folder and the system's: {error}"
                 ) from None
             finally:
                 # It has imported something by now.
                 await asyncio.shield(self._retire(session))
-            ours = self._environment.toolchain.version
+            ours = self.environment.toolchain.version
             if version != ours:
                 raise ToolchainError(
-                    f"{self._program} is of Lean {version}, and the environment "
-                    f"{self._environment.name} of Lean {ours}; build the REPL with that toolchain"
+                    f"{self.program} is of Lean {version}, and the environment "
+                    f"{self.environment.name} of Lean {ours}; build the REPL with that toolchain"
                 )
             self._is_known = True
         self._replenish()
@@ -110,7 +102,7 @@ class Sessions:
         finally:
             if header_key(header) in session.headers:
                 self._wanted = header
-            if self._closed or not session.usable or session.is_worn(self._rules):
+            if self._closed or not session.usable or session.is_worn(self.rules):
                 await asyncio.shield(self._retire(session))
             else:
                 self.idle.append(session)
@@ -122,10 +114,10 @@ class Sessions:
             if found := self._pick(key, state, pristine):
                 self.idle.remove(found)
                 return found
-            if self.count >= self._most and self.idle:
+            if self.count > self.slots and self.idle:
                 await asyncio.shield(self._retire(self.idle.pop(0)))
             # With as many requests as slots, a missing one is about to come.
-            if self.count < self._most or not self.starting:
+            if self.count <= self.slots or not self.starting:
                 return await self._start()
             await asyncio.wait(self.starting, return_when=asyncio.FIRST_COMPLETED)
 
@@ -153,10 +145,14 @@ class Sessions:
     async def _start(self) -> Session:
         self.count += 1
         try:
-            sandbox = self._sandboxes.pop() if self._sandboxes else await self._new_sandbox()
-            variables = self._environment.sandbox_env(sandbox.scratch)
+            if self._sandboxes:
+                sandbox = self._sandboxes.pop()
+            else:
+                readable = (*self.environment.readable(), *self.program.readable)
+                sandbox = await Sandbox.open(readable=readable, hidden=self.hidden, nice=self.nice)
+            variables = self.environment.sandbox_env(sandbox.scratch)
             try:
-                return await Session.start(sandbox, self._program.argv, variables)
+                return await Session.start(sandbox, self.program.argv, variables)
             except BaseException:
                 await sandbox.close()
                 raise
@@ -184,7 +180,7 @@ class Sessions:
             await sandbox.close()
 
     def _replenish(self) -> None:
-        if self._closed or self.idle or self.starting or self.count >= self._most:
+        if self._closed or self.idle or self.starting or self.count > self.slots:
             return
         task = asyncio.create_task(self._start_spare())
         self.starting.add(task)
@@ -207,10 +203,3 @@ class Sessions:
                 self.idle.append(session)
             else:
                 await asyncio.shield(self._retire(session))
-
-    async def _new_sandbox(self) -> Sandbox:
-        return await Sandbox.open(
-            readable=(*self._environment.readable(), *self._program.readable),
-            hidden=self._hidden,
-            nice=self._nice,
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -24,23 +25,15 @@ _SEVERAL = re.compile(r"[\n;]")
 _LACKING = re.compile(r"instance|synthesize|universe")
 
 
+@dataclass(frozen=True, slots=True)
 class LiveStep:
     """One tactic on one state; ``trust``: the REPL's word that a proof is complete is enough."""
 
-    def __init__(
-        self,
-        session: Session,
-        move: Move,
-        header: Header,
-        limits: Limits,
-        *,
-        trust: bool,
-    ) -> None:
-        self._session = session
-        self._move = move
-        self._header = header
-        self._limits = limits
-        self._trust = trust
+    session: Session
+    move: Move
+    header: Header
+    limits: Limits
+    trust: bool
 
     async def run(self, request: Request, states: States) -> Reply | None:
         """Returns the reply; None if Lean itself has to give it.
@@ -52,27 +45,27 @@ class LiveStep:
         live = await self._revive()
         if live is None:
             return None
-        answer, lines_before = await self._try(self._move.tactic.text, live)
+        answer, lines_before = await self._try(self.move.tactic.text, live)
         if isinstance(answer, TimedOut):
-            return answer.outcome(self._limits).reply()
+            return answer.outcome(self.limits).reply()
         if isinstance(answer, Refused):
             return await self._refused(self._failed(answer, lines_before))
         reply = self._told(answer)
         if reply.verdict != "accepted":
             return await self._refused(reply)
-        if answer.goals or self._move.tactic.holes:
+        if answer.goals or self.move.tactic.holes:
             return await self._go_on(left_open(reply), answer, states)
-        if self._trust and answer.is_completed:
+        if self.trust and answer.is_completed:
             return replace(reply, verdict="unjudged", reason="trusted_step")
         # Only Lean itself audits, and can tell what is left open elsewhere.
-        if request.audit or not self._move.is_whole:
+        if request.audit or not self.move.is_whole:
             return None
         return await self._close()
 
     async def _revive(self) -> int | None:
         """Returns the state's number in the process, replayed from the live part of its recipe;
         None if it leads there no more."""
-        session, recipe = self._session, self._move.recipe
+        session, recipe = self.session, self.move.recipe
         chain = [state for state, _ in recipe.records()]
         depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
         if depth == 0:
@@ -92,9 +85,9 @@ class LiveStep:
 
     async def _open_source(self) -> int | None:
         """Returns the number of the goal in the source's open hole, by elaborating the source."""
-        session, recipe = self._session, self._move.recipe
+        session, recipe = self.session, self.move.recipe
         source = recipe.source
-        read = await session.elaborate(source.code, self._header, self._limits)
+        read = await session.elaborate(source.code, self.header, self.limits)
         if isinstance(read, TimedOut) or outcome_of(read).verdict != "incomplete":
             return None
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
@@ -107,8 +100,8 @@ class LiveStep:
         or several tactics, stand in a bracket, which is one tactic.
         """
         if not _SEVERAL.search(tactic):
-            return await self._session.run_tactic(tactic, proof_state, self._limits), 0
-        return await self._session.run_tactic(f"(\n{tactic}\n)", proof_state, self._limits), 1
+            return await self.session.run_tactic(tactic, proof_state, self.limits), 0
+        return await self.session.run_tactic(f"(\n{tactic}\n)", proof_state, self.limits), 1
 
     async def _refused(self, reply: Reply) -> Reply | None:
         """Returns the reply to a failed tactic, once it is sure that it fails in the source as
@@ -117,16 +110,16 @@ class LiveStep:
         A proof state lacks its command's own scope (``open … in``), names of universes, and in
         older versions instances from the context. It also counts its budget otherwise.
         """
-        move, said = self._move, " ".join(message.text for message in reply.messages)
-        body = move.recipe.source.code[self._header.end_offset :]
+        move, said = self.move, " ".join(message.text for message in reply.messages)
+        body = move.recipe.source.code[self.header.end_offset :]
         doubtful = reply.verdict == "exhausted" or _LACKING.search(said)
         if not (doubtful or any(token.text == "in" for token in tokens(body))):
             return reply
         draft = draft_trial(move.recipe, move.tactic)
-        answer = await self._session.elaborate(draft.text, self._header, self._limits)
+        answer = await self.session.elaborate(draft.text, self.header, self.limits)
         if isinstance(answer, TimedOut):
-            return answer.outcome(self._limits).reply()
-        messages = messages_of(answer, self._session, self._header)
+            return answer.outcome(self.limits).reply()
+        messages = messages_of(answer, self.session, self.header)
         outcome = outcome_apart(draft, replace(outcome_of(answer), messages=messages))
         if outcome.verdict in ("rejected", "exhausted"):
             return replace(outcome, messages=move.told(draft, messages)).reply()
@@ -137,7 +130,7 @@ class LiveStep:
         if place := _UNREAD.match(text):
             text = text[place.end() :]
             line, column = max(1, int(place[1]) - lines_before), int(place[2])
-        message = self._move.given.message(Message("error", line, column, text))
+        message = self.move.given.message(Message("error", line, column, text))
         verdict: Verdict = "exhausted" if is_budget(message) else "rejected"
         return Reply(verdict, (message,), reason=reason_of(verdict, [message]))
 
@@ -150,12 +143,12 @@ class LiveStep:
         # The REPL does not know where in a tactic anything happened.
         messages = [Message(each.severity, 1, 0, each.text) for each in printed.messages]
         messages += [Message("information", 1, 0, text) for text in answer.traces]
-        given = tuple(map(self._move.given.message, messages))
+        given = tuple(map(self.move.given.message, messages))
         return replace(outcome, messages=given).reply()
 
     async def _go_on(self, reply: Reply, answer: Stepped, states: States) -> Reply | None:
         """Returns the next state: the goals that are left, else the hole of the tactic itself."""
-        move, tactic, session = self._move, self._move.tactic, self._session
+        move, tactic, session = self.move, self.move.tactic, self.session
         sorries: tuple[Sorry, ...] = ()
         goals = answer.goals
         records: dict[str, bytes] = {}
@@ -185,12 +178,12 @@ class LiveStep:
 
     async def _close(self) -> Reply:
         """Nothing is left: checks the whole text."""
-        move = self._move
+        move = self.move
         draft = draft_trial(move.recipe, move.tactic)
-        answer = await self._session.elaborate(draft.text, self._header, self._limits)
+        answer = await self.session.elaborate(draft.text, self.header, self.limits)
         if isinstance(answer, TimedOut):
-            return answer.outcome(self._limits).reply()
-        messages = messages_of(answer, self._session, self._header)
+            return answer.outcome(self.limits).reply()
+        messages = messages_of(answer, self.session, self.header)
         return move.closed(draft, replace(outcome_of(answer), messages=messages).reply())
 
 
