@@ -23,7 +23,7 @@ from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.audit.survey import Place, places, reachable
 from leanq.lean.process import Lean, Slot, limits_of, olean
 from leanq.lean.syntax import split_header
-from leanq.queue.requests import Message, Request
+from leanq.queue.requests import Request
 
 _SORRY = "sorryAx"
 _LEVEL = re.compile(r"\bleanqLevel\d+\b")
@@ -77,42 +77,27 @@ async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
             references = {name: image.references(raw) for name, raw in constants.items()}
         statements = await _statements(lean, slot, request, text, levels)
     axioms = await _axioms(lean, text, constants, references)
-    shift = header.count("\n")
-    return tuple(
-        _declaration(
-            raw, levels[name], known, references, statements.get(name), axioms[name], shift
-        )
-        for name, raw in sorted(
-            ((name, constants[name]) for name in names), key=lambda each: known[each[0]]
-        )
-    )
-
-
-def _declaration(
-    raw: Raw,
-    levels: tuple[str, ...],
-    known: Mapping[Name, Place],
-    references: Mapping[Name, set[Name]],
-    statement: str | None,
-    axioms: frozenset[str],
-    shift: int,
-) -> Declaration:
     hidden = {name: behind for name, behind in references.items() if name not in known}
-    reached = reachable(references[raw.name], hidden) - hidden.keys() - {raw.name}
-    line, column, end_line, end_column = known[raw.name]
-    return Declaration(
-        name=display(raw.name),
-        kind=raw.kind,
-        statement=statement,
-        universes=levels,
-        local=tuple(sorted(display(name) for name in reached if name in references)),
-        imported=tuple(sorted(display(name) for name in reached if name not in references)),
-        axioms=tuple(sorted(axioms)),
-        line=line - shift,
-        column=column,
-        end_line=end_line - shift,
-        end_column=end_column,
-    )
+    shift, found = header.count("\n"), []
+    for name in sorted(names, key=known.__getitem__):
+        reached = reachable(references[name], hidden) - hidden.keys() - {name}
+        line, column, end_line, end_column = known[name]
+        found.append(
+            Declaration(
+                name=display(name),
+                kind=constants[name].kind,
+                statement=statements.get(name),
+                universes=levels[name],
+                local=tuple(sorted(display(each) for each in reached if each in references)),
+                imported=tuple(sorted(display(each) for each in reached if each not in references)),
+                axioms=tuple(sorted(axioms[name])),
+                line=line - shift,
+                column=column,
+                end_line=end_line - shift,
+                end_column=end_column,
+            )
+        )
+    return tuple(found)
 
 
 async def _compiled(
@@ -120,11 +105,15 @@ async def _compiled(
 ) -> tuple[Image, dict[Name, Raw], dict[Name, Place]]:
     ended = Ended.of(text)
     run = await lean.run(slot, ended.text, limits_of(request))
-    shift = text.count("\n") - request.code.count("\n")
     if run.outcome.verdict not in ("accepted", "incomplete"):
-        raise InvalidRequestError(
-            f"the text does not compile: {_first_error(run.outcome.messages, shift)}"
+        shift = text.count("\n") - request.code.count("\n")
+        errors = (
+            f"line {each.line - shift}: {each.text:.2000}"
+            for each in run.outcome.messages
+            if each.severity == "error"
         )
+        why = next(errors, "no word of Lean's")
+        raise InvalidRequestError(f"the text does not compile: {why}")
     image = open_image(await asyncio.to_thread(read_parts, olean(slot)))
     constants = image.constants()
     if not any(name[-2:] == ended.name for name in constants):
@@ -187,20 +176,10 @@ async def _axioms(
         known = await imported.look_up(leaves)
     except AuditError as error:
         raise InvalidRequestError(f"its axioms cannot be told: {error}") from None
+    own = {name for name, raw in constants.items() if raw.kind == "axiom"}
     found = {}
     for name in constants:
         reached = reachable([name], references)
-        own = {display(each) for each in reached if _is_axiom(constants, each)}
-        found[name] = frozenset(own.union(*(known[each] for each in reached & known.keys())))
+        axioms = frozenset(map(display, reached & own))
+        found[name] = axioms.union(*(known[each] for each in reached & known.keys()))
     return found
-
-
-def _is_axiom(constants: Mapping[Name, Raw], name: Name) -> bool:
-    return name in constants and constants[name].kind == "axiom"
-
-
-def _first_error(messages: Sequence[Message], shift: int) -> str:
-    errors = [message for message in messages if message.severity == "error"]
-    return (
-        f"line {errors[0].line - shift}: {errors[0].text:.2000}" if errors else "no word of Lean's"
-    )

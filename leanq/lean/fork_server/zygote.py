@@ -10,9 +10,8 @@ namespaces, and runs no text but the header::
                 │    └─ a fork of inner, in which Lean goes on behind the header
                 └─ inner   …
 
-So each slot has its usual walls, limits and messages, and its programs begin with everything
-imported. The worker sends the zygote one end of a slot's socket, and gets a descriptor that tells
-when the slot's inner process has ended::
+So each slot has its usual walls, limits and messages. The worker sends the zygote one end of a
+slot's socket, and gets a descriptor that tells when the slot's inner process has ended::
 
     worker → zygote  {"folders", "namespaces", "env", "program", "libraries", "arguments", "header"}
                      {"fork": true} with a socket, in which the first message to inner stands

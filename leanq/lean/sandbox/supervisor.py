@@ -19,8 +19,7 @@ a pid namespace, both are subreapers and look for descendants in /proc. That lea
 a SIGKILL of outer *and* inner in the same moment, and a program that forks faster than the walk.
 Without Landlock's signal scope (ABI 6), such a program can also kill its supervisors itself.
 
-``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
-package, and documents the measurements. Messages are JSON, one per packet::
+It runs in an isolated Python, without the rest of the package. Messages are JSON, one per packet::
 
     worker → inner   {"folders", "readable", "hidden", "nice", "namespaces",
                       "cgroup"}   once
