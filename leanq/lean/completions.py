@@ -80,19 +80,18 @@ def candidate_of(statement: str, completion: str) -> str:
     return f"{before}{helpers}{proved[len(before) :]}"
 
 
-def last_block(text: str, statement: str = "") -> str:
+def last_block(text: str) -> str:
     """Returns the Lean code of a model's answer.
 
-    It is the last fenced block that declares the same as the statement, or else the last block.
-    Blocks marked as Lean go before unmarked ones. Earlier blocks with helpers that it names stand
-    before it. Without a fence it is the answer without its prose. Text between marks of thought
-    does not count.
+    It is the last fenced block; those marked as Lean go before unmarked ones. Without a fence it is
+    the answer without its prose. Text between marks of thought does not count.
     """
-    return _behind_helpers(*_last_block(text, statement), statement)
+    return _behind_helpers(*_last_block(text, ""), "")
 
 
 def _last_block(text: str, statement: str) -> tuple[str, Sequence[str]]:
-    """Returns the Lean code of an answer, and the blocks before it."""
+    """Returns the last block that declares the same as the statement, or else the last block; and the
+    blocks before it, which may have helpers that it names."""
     text = _plain(text)
     labelled, unlabelled, is_last_labelled = list[str](), list[str](), True
     for language, body in _blocks(text):

@@ -1,7 +1,8 @@
 """Packs: an environment as one file, for machines whose disks are slow or far away.
 
 Lean looks for thousands of small files at each import, which takes long on a network disk. A worker
-unpacks a pack once into the node's cache folder, and Lean maps the compiled files from there. It is a tar archive, compressed by zstd with its checksum. First comes ``manifest.json``, then
+unpacks a pack once into the node's cache folder, and Lean maps the compiled files from there. It is
+a tar archive, compressed by zstd with its checksum. First comes ``manifest.json``, then
 ``toolchain/`` (``lean``, its shared libraries and compiled library), ``folders/0/``, … (the
 compiled modules of each folder of the search path) and ``project/`` (the sources that count in the
 fingerprint). So the unpacked environment has the fingerprint of the packed one; opening compares

@@ -32,6 +32,7 @@ import time
 from typing import Literal, NoReturn
 
 from leanq.lean.fork_server.preloaded import Preloaded
+from leanq.lean.sandbox.usage import stat_fields
 
 FLAG = "--leanq-prefix"
 """The last argument of a zygote's program that becomes this one."""
@@ -170,8 +171,7 @@ def _spent_s() -> float:
         # It may have ended meanwhile, and then counts as its parent's child.
         with contextlib.suppress(OSError):
             if name.isdigit():
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
+                ticks += sum(map(int, stat_fields(name)[11:15]))
     return ticks / _TICKS_PER_S
 
 

@@ -143,15 +143,8 @@ class StandingPrefix:
         used = await self._renew(_IDLE_LIMITS)
         self.busy = False
         wall_s = time.monotonic() - started_s
-        end_ = Exit(
-            status if status >= 0 else None,
-            -status if status < 0 else None,
-            ENDS[end],
-            used.cpu_s,
-            wall_s,
-            peak_bytes=0,
-        )
-        return Finished(end_, self._printed + stdout, stderr)
+        ended = Exit.of(status, stopped=ENDS[end], cpu_s=used.cpu_s, wall_s=wall_s, peak_bytes=0)
+        return Finished(ended, self._printed + stdout, stderr)
 
     async def _renew(self, limits: Limits) -> Usage:
         used = await self._process.renew(limits)

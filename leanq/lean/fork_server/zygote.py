@@ -37,7 +37,7 @@ from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
 from leanq.lean.sandbox import isolation, supervisor
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES, tell
 from leanq.lean.sandbox.supervisor import BY_MIDDLE, REFUSED, keep_programs, middle
-from leanq.lean.sandbox.usage import own_memory_bytes
+from leanq.lean.sandbox.usage import children, own_memory_bytes
 
 
 def preload(
@@ -122,7 +122,7 @@ class _Zygote:
             for fd in fds:
                 os.close(fd)
         _, status = os.waitpid(pid, 0)
-        [inner] = _children() - self.inner.keys() or [0]
+        [inner] = set(children()) - self.inner.keys() or [0]
         if not inner:
             tell(self.channel, {"refused": f"the zygote cannot isolate its forks ({status})"})
             return True
@@ -148,15 +148,6 @@ class _Zygote:
         if argv[-1] == prefix_process.FLAG:
             prefix_process.serve(self.preloaded)
         self.preloaded.go_on()
-
-
-def _children() -> set[int]:
-    """Returns the pids of this process's children, ended or not."""
-    found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children") as file:
-            found.update(map(int, file.read().split()))
-    return found
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.first_process import FirstProcess
 from leanq.lean.sandbox.scratch import Scratch
-from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes
+from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes, stat_fields
 from leanq.lean.sandbox.walls import Walls
 
 MESSAGE_BYTES = 1 << 18  # above a socket buffer's default, so nothing is cut
@@ -263,8 +263,7 @@ class Monitor:
             tell(self._channel, {"refused": text})
             return
         report = {
-            "code": status if status >= 0 else None,
-            "signal": -status if status < 0 else None,
+            "status": status,
             "stopped": stopped,
             "cpu_s": self._usage.cpu_s,
             "wall_s": time.monotonic() - self._started,
@@ -426,8 +425,8 @@ def _cannot_start(program: str, error: OSError | ValueError) -> str:
 
 def _stat(pid: int) -> list[bytes]:
     """Returns the fields of /proc/PID/stat from the state on; empty once it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b") ")[2].split()
+    with contextlib.suppress(OSError):
+        return stat_fields(pid)
     return []
 
 

@@ -59,6 +59,12 @@ class Exit:
     peak_bytes: int
     scratch_bytes: int = 0
 
+    @classmethod
+    def of(cls, status: int, **used: Any) -> Exit:
+        """``status`` is an exit code, or a signal's number below 0."""
+        died = status < 0
+        return cls(None if died else status, -status if died else None, **used)
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -360,7 +360,7 @@ class Sandbox:
             case {"renewed": fields}, Process() as process:
                 process.on_renewed(Usage(**fields))
             case {"exit": fields, "limited": limited}, Process() as process:
-                process.on_end(Exit(**fields), limited=limited)
+                process.on_end(Exit.of(**fields), limited=limited)
             case {"refused": text}, Process(ended=False) as process:
                 process.on_end(SandboxError(text))
             case {"refused": text}, _:

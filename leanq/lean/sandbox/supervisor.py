@@ -28,7 +28,7 @@ It runs in an isolated Python, without the rest of the package. Messages are JSO
                      {"limit": limits}, {"renew": limits, "is_told"}, {"stop": reason}
     inner → worker   {"isolation": [...], "scratch": path}, {"started": true} where a report is
                      wanted, {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
-                     {"exit": {the fields of Exit}, "limited": whether it ever had limits}
+                     {"exit": {the arguments of Exit.of}, "limited": if it ever was}
                          the first two of a program with its scratch folder as a descriptor,
                          where that is in memory
 
@@ -54,6 +54,7 @@ from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
 from leanq.lean.sandbox.scratch import Scratch, empty
+from leanq.lean.sandbox.usage import children
 from leanq.lean.sandbox.walls import Walls
 
 # Where programs find their scratch folder in a root of their own.
@@ -149,13 +150,9 @@ def _watch(channel: socket.socket, worker: int) -> None:
     """Waits for inner's end. Ends inner if it does not see that the worker has gone, as while it
     imports a library, or is stopped. ``worker``: the worker's pidfd."""
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            found = file.read().split()
-        if not found:
-            return
-        inner = int(found[0])
+        inner = children()[0]
         pidfd = os.pidfd_open(inner)
-    except OSError:  # it has ended, or this kernel tells no children
+    except (OSError, IndexError):  # it has ended, or this kernel tells no children
         return
     poll = select.poll()
     poll.register(channel.fileno(), 0)  # it tells nothing but that the other end is closed

@@ -18,6 +18,16 @@ _PIPES_KB = 64 * 8
 _FREE_SAMPLE_S = 0.001
 
 
+def children(parent: str = "self") -> list[int]:
+    """Returns a process's children, ended or not; raises OSError."""
+    found: list[int] = []
+    for task in os.listdir(f"/proc/{parent}/task"):
+        # The kernel gives a page at a time, so it is read to its end.
+        with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
+            found += map(int, file.read().split())
+    return found
+
+
 def descendants() -> Iterator[int]:
     """Yields every process below this one, older generations first if /proc must be walked. The pid
     1 of a namespace sees nothing but its descendants in its /proc."""
@@ -26,14 +36,15 @@ def descendants() -> Iterator[int]:
         return
     queue = ["self"]
     for parent in queue:  # which grows meanwhile
-        try:
-            tasks = os.listdir(f"/proc/{parent}/task")
-            children = [_read(f"/proc/{parent}/task/{task}/children") for task in tasks]
-        except OSError:
-            continue  # it ended meanwhile
-        for child in b"".join(children).split():
-            queue.append(child.decode())
-            yield int(child)
+        with contextlib.suppress(OSError):  # it may have ended
+            for child in children(parent):
+                queue.append(str(child))
+                yield child
+
+
+def stat_fields(pid: int | str) -> list[bytes]:
+    """Returns the fields of /proc/PID/stat from the state on; raises OSError."""
+    return _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
 
 
 class UsageSampler:
@@ -81,10 +92,9 @@ class UsageSampler:
         ticks = kilobytes = tasks = 0
         for pid in descendants():
             try:
-                times, status = _read(f"/proc/{pid}/stat"), _read(f"/proc/{pid}/status")
+                fields, status = stat_fields(pid), _read(f"/proc/{pid}/status")
             except OSError:
                 continue  # it ended meanwhile
-            fields = times[times.rindex(b")") + 2 :].split(b" ", 20)
             user, system, waited_user, waited_system = map(int, fields[11:15])
             own[pid, fields[19]] = user + system
             ticks += user + system + waited_user + waited_system
