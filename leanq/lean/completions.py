@@ -90,8 +90,8 @@ def last_block(text: str) -> str:
 
 
 def _last_block(text: str, statement: str) -> tuple[str, Sequence[str]]:
-    """Returns the last block that declares the same as the statement, or else the last block; and the
-    blocks before it, which may have helpers that it names."""
+    """Returns the last block that declares the same as the statement, or else the last one, and the
+    blocks before it."""
     text = _plain(text)
     labelled, unlabelled, is_last_labelled = list[str](), list[str](), True
     for language, body in _blocks(text):

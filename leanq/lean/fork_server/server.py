@@ -86,6 +86,7 @@ class _Preloaded:
     making: asyncio.Task[None] | None = None
 
 
+@dataclass(eq=False)
 class ForkServer:
     """The zygotes of one environment, which all slots of a worker share.
 
@@ -97,29 +98,26 @@ class ForkServer:
     text can run out of a budget at another place, since a fork makes an object more or less.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        rules: ForkRules,
-        *,
-        hidden: Sequence[Path] = (),
-        nice: int = 0,
-    ) -> None:
-        self._environment = environment
-        self._rules = rules
-        self._prover = Prover(environment, hidden=hidden, nice=nice)
-        self.comparisons = Comparisons(self, self._prover, rules.compare_every)
-        self._making: set[asyncio.Task[None]] = set()
-        self.idle = asyncio.Event()
+    environment: Environment
+    rules: ForkRules
+    hidden: Sequence[Path] = ()
+    nice: int = 0
+    unavailable: str = ""
+    """Why there is no fork server here; empty if there is."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _making: set[asyncio.Task[None]] = field(default_factory=set)
+    _seen: LRUCache[Key, int] = field(default_factory=lambda: LRUCache(_HEADERS_REMEMBERED))
+    # The one used least recently first.
+    _preloaded: dict[Key, _Preloaded] = field(default_factory=dict)
+    _refusals: int = 0
+    _most_taken: int = 0
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._prover = Prover(self.environment, self.hidden, self.nice)
+        self.comparisons = Comparisons(self, self._prover, self.rules.compare_every)
         self.idle.set()
-        self._seen: LRUCache[Key, int] = LRUCache(_HEADERS_REMEMBERED)
-        self._preloaded: dict[Key, _Preloaded] = {}  # the one used least recently first
-        self._refusals = 0
-        self._most_taken = 0
-        self._closed = False
-        self.unavailable = ""
-        """Why there is no fork server here; empty if there is."""
-        if not environment.toolchain.shared_libraries:
+        if not self.environment.toolchain.shared_libraries:
             self._say_given_up("this toolchain has no shared library, libleanshared.so")
 
     def pids(self) -> list[int]:
@@ -134,7 +132,7 @@ class ForkServer:
         """Returns the name of a text's header, if a zygote could import it."""
         if self.unavailable or self._closed:
             return None
-        header = forkable_header(self._environment, code)
+        header = forkable_header(self.environment, code)
         return None if header is None else (header, tuple(command))
 
     async def take(self, key: Key) -> Sandbox | None:
@@ -142,7 +140,7 @@ class ForkServer:
         found = self._preloaded.get(key)
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] >= self._rules.preload_after and not self._making:
+            if self._seen[key] >= self.rules.preload_after and not self._making:
                 self._expect(key)
             return None
         if found.zygote is None or not found.zygote.alive:
@@ -185,7 +183,7 @@ class ForkServer:
         sandbox.clear()
         found.idle.append(sandbox)
         with contextlib.suppress(SandboxError):  # forks ahead of the next text
-            env = self._environment.sandbox_env(sandbox.scratch)
+            env = self.environment.sandbox_env(sandbox.scratch)
             sandbox.prepare(key[1], env=env, cwd=sandbox.scratch)
         idle = [each.idle for each in self._preloaded.values() if each.idle]
         if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
@@ -269,7 +267,7 @@ class ForkServer:
 
     async def _preload(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
         """Preloads a header, and proves it ``anew``, or if no pass is remembered."""
-        memory = memory_of(self._environment, *key)
+        memory = memory_of(self.environment, *key)
         started_s = time.monotonic()
         passed = not anew and await asyncio.to_thread(memory.is_kept)
         if not passed:
@@ -291,7 +289,7 @@ class ForkServer:
     async def _make_room(self, newest: Key) -> None:
         for key in list(self._preloaded):
             held = sum(f.zygote.memory_bytes for f in self._preloaded.values() if f.zygote)
-            if held <= self._rules.memory_bytes or key == newest:
+            if held <= self.rules.memory_bytes or key == newest:
                 return
             found = self._preloaded.get(key)
             if found is not None and not found.taken and not found.lent:

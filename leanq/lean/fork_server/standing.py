@@ -87,19 +87,19 @@ def first_difference(one: str, other: str) -> int:
     return low
 
 
+@dataclass(eq=False)
 class StandingPrefix:
-    """A process behind one prefix. ``memory_bytes``: its memory after the last request."""
+    """A process behind one prefix, from :meth:`open`. ``memory_bytes``: its memory after the last
+    request."""
 
-    def __init__(self, sandbox: Sandbox, process: Process, prefix: str) -> None:
-        """Use :meth:`open`."""
-        self.memory_bytes = 0
-        self.busy = False
-        self.sandbox = sandbox
-        self._process = process
-        self._most_bytes = 0
-        self._prefix = prefix
-        self._printed = b""
-        self._received = b""
+    sandbox: Sandbox
+    _process: Process
+    _prefix: str
+    memory_bytes: int = 0
+    busy: bool = False
+    _most_bytes: int = 0
+    _printed: bytes = b""
+    _received: bytes = b""
 
     @classmethod
     async def open(

@@ -29,7 +29,6 @@ import os
 import select
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from leanq.lean.fork_server import prefix_process
@@ -75,38 +74,43 @@ def preload(
     return 0
 
 
-@dataclass
 class _Zygote:
     """Forks inner processes, and reaps them."""
 
-    channel: socket.socket
-    preloaded: Preloaded
-    namespaces: Sequence[str]
-    fatal: Sequence[int]
-    inner: dict[int, int] = field(default_factory=dict)
-    """The pidfds of inner processes, by their pids."""
+    def __init__(
+        self,
+        channel: socket.socket,
+        preloaded: Preloaded,
+        namespaces: Sequence[str],
+        fatal: Sequence[int],
+    ) -> None:
+        self._channel = channel
+        self._preloaded = preloaded
+        self._namespaces = namespaces
+        self._fatal = fatal
+        self._inner: dict[int, int] = {}  # the pidfds of inner processes, by their pids
 
     def serve(self) -> None:
         """Obeys until the worker closes the socket, or one of the fatal pidfds reports."""
         self._poll = select.poll()
-        for fd in (self.channel.fileno(), *self.fatal):
+        for fd in (self._channel.fileno(), *self._fatal):
             self._poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in self._poll.poll()}
-            if not ready.isdisjoint(self.fatal):
+            if not ready.isdisjoint(self._fatal):
                 return
-            for pid in [pid for pid, pidfd in self.inner.items() if pidfd in ready]:
-                pidfd = self.inner.pop(pid)
+            for pid in [pid for pid, pidfd in self._inner.items() if pidfd in ready]:
+                pidfd = self._inner.pop(pid)
                 self._poll.unregister(pidfd)
                 os.close(pidfd)
                 os.waitpid(pid, 0)
-            if self.channel.fileno() in ready and not self._obey():
+            if self._channel.fileno() in ready and not self._obey():
                 return
 
     def _obey(self) -> bool:
         """Forks an inner process; returns False if the worker has gone."""
         try:
-            packet, fds, _, _ = socket.recv_fds(self.channel, MESSAGE_BYTES, 1)
+            packet, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
         except OSError:
             return False
         if not packet:
@@ -116,38 +120,38 @@ class _Zygote:
             if pid == 0:
                 self._become_middle(fds[0])
         except OSError as error:
-            tell(self.channel, {"refused": f"the zygote cannot fork: {error.strerror}"})
+            tell(self._channel, {"refused": f"the zygote cannot fork: {error.strerror}"})
             return True
         finally:
             for fd in fds:
                 os.close(fd)
         _, status = os.waitpid(pid, 0)
-        [inner] = set(children()) - self.inner.keys() or [0]
+        [inner] = set(children()) - self._inner.keys() or [0]
         if not inner:
-            tell(self.channel, {"refused": f"the zygote cannot isolate its forks ({status})"})
+            tell(self._channel, {"refused": f"the zygote cannot isolate its forks ({status})"})
             return True
-        pidfd = self.inner[inner] = os.pidfd_open(inner)
+        pidfd = self._inner[inner] = os.pidfd_open(inner)
         self._poll.register(pidfd, select.POLLIN)
-        socket.send_fds(self.channel, [json.dumps({"forked": True}).encode()], [pidfd])
+        socket.send_fds(self._channel, [json.dumps({"forked": True}).encode()], [pidfd])
         return True
 
     def _become_middle(self, fd: int) -> NoReturn:
         status = 1
         try:
-            for pidfd in self.inner.values():
+            for pidfd in self._inner.values():
                 os.close(pidfd)
-            self.channel.close()
+            self._channel.close()
             inner = functools.partial(keep_programs, go_on=self._go_on)
             channel = socket.socket(fileno=fd)
             hello = json.loads(channel.recv(MESSAGE_BYTES))
-            status = middle(inner, channel, hello, self.namespaces, self.fatal)
+            status = middle(inner, channel, hello, self._namespaces, self._fatal)
         finally:
             os._exit(status)
 
     def _go_on(self, argv: Sequence[str]) -> NoReturn:
         if argv[-1] == prefix_process.FLAG:
-            prefix_process.serve(self.preloaded)
-        self.preloaded.go_on()
+            prefix_process.serve(self._preloaded)
+        self._preloaded.go_on()
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import json
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,18 @@ class HeaderFailsError(SandboxError):
     """A header with errors has messages about its whole text, so nothing goes on behind it."""
 
 
+@dataclass(eq=False)
 class Zygote:
     """A process that has imported a header. Its outer process removes ``scratch``."""
 
-    def __init__(self, channel: socket.socket, supervisor: Supervisor, scratch: Path) -> None:
-        """Use :meth:`open`."""
-        self.memory_bytes = 0
-        self.alive = True
-        self._channel = channel
-        self.supervisor = supervisor
-        self.scratch = scratch
-        self._loop = asyncio.get_running_loop()
-        self._one_at_a_time = asyncio.Lock()
-        self._readable = asyncio.Event()
+    _channel: socket.socket
+    supervisor: Supervisor
+    scratch: Path
+    memory_bytes: int = 0
+    alive: bool = True
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _readable: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     async def open(

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -79,28 +79,27 @@ def header_key(header: Header) -> str:
     return "\n".join(text for text, _ in header_statements(header))
 
 
+@dataclass(eq=False)
 class Session:
-    """One process of the REPL.
+    """One process of the REPL, from :meth:`start`.
 
     It holds ``states``, by their ids. ``requests``: how many commands of candidates it got;
     ``cpu_s``: the CPU time of all commands. Once ``spoiled``, it must not be used again.
     """
 
-    def __init__(self, sandbox: Sandbox, process: Process) -> None:
-        """Use :meth:`start`."""
-        self.sandbox = sandbox
-        self.states: dict[str, int] = {}
-        self.requests = 0
-        self.cpu_s = 0.0
-        self.spoiled = False
-        self._imported: dict[str, _Imported] = {}
-        self._process = process
-        self._born_s = time.monotonic()
-        self._memory_bytes = 0
-        self._spent_s = 0.0
-        self._asking = False
-        # Set if a candidate may have left something running; its own start takes CPU time as well.
-        self._touched = False
+    sandbox: Sandbox
+    _process: Process
+    states: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
+    cpu_s: float = 0.0
+    spoiled: bool = False
+    _imported: dict[str, _Imported] = field(default_factory=dict)
+    _born_s: float = field(default_factory=time.monotonic)
+    _memory_bytes: int = 0
+    _spent_s: float = 0.0
+    _asking: bool = False
+    # Set if a candidate may have left something running; its own start takes CPU time as well.
+    _touched: bool = False
 
     @classmethod
     async def start(

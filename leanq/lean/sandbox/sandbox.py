@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,47 +72,35 @@ class _Program:
     cwd: Path
 
 
+@dataclass(eq=False)
 class Sandbox:
-    """A place for one program at a time. Belongs to the event loop that opened it."""
+    """A place for one program at a time, from :meth:`open`. Belongs to the event loop that opened
+    it."""
 
     scratch: Path
     """Where a program finds its private folder, the only place that it may write to."""
-    left: Path
-    """The same folder for the worker: the files of the last program that ended, or of the one that
-    :meth:`start` started. They stay until the next program or ``clear``."""
     inbox: Path | None
     """A private folder that a program may read and not write to. ``close`` removes it."""
-    isolation: tuple[str, ...]
+    _channel: socket.socket
+    supervisor: Supervisor
+    _group: Path | None
+    isolation: tuple[str, ...] = ()
     """The walls of a program here, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
-    alive: bool
+    alive: bool = True
     """False once the supervisor has died or the sandbox was closed: open another."""
-    counts: bool
+    counts: bool = True
     """Whether the metrics count its programs that die; those of a trial may be meant to."""
+    left: Path = field(init=False)
+    """The same folder for the worker: the files of the last program that ended, or of the one that
+    :meth:`start` started. They stay until the next program or ``clear``."""
+    _left_fd: int = -1
+    _process: Process | None = None
+    _prepared: _Program | None = None
 
-    def __init__(
-        self,
-        scratch: Path,
-        inbox: Path | None,
-        channel: socket.socket,
-        supervisor: Supervisor,
-        group: Path | None,
-    ) -> None:
-        """Use :meth:`open`."""
-        self.scratch = scratch
-        self.left = scratch
-        self.inbox = inbox
-        self._disk = scratch
-        self._left_fd = -1
-        self.isolation = ()
-        self.alive = True
-        self.counts = True
+    def __post_init__(self) -> None:
+        self._disk = self.left = self.scratch
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.Future[tuple[tuple[str, ...], Path]] = self._loop.create_future()
-        self._process: Process | None = None
-        self._prepared: _Program | None = None
-        self._supervisor = supervisor
-        self._group = group
-        self._channel = channel
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel, self._listen)
 
@@ -254,7 +242,7 @@ class Sandbox:
             self._process.counts = False
         self._give_up("the sandbox was closed")
         try:
-            await self._supervisor.end()
+            await self.supervisor.end()
         finally:
             cgroup.remove(self._group)
             for folder in self._folders:
@@ -262,10 +250,6 @@ class Sandbox:
                 with contextlib.suppress(FileNotFoundError):
                     empty(str(folder))
                     folder.rmdir()
-
-    @property
-    def supervisor(self) -> Supervisor:
-        return self._supervisor
 
     @property
     def _folders(self) -> list[Path]:
