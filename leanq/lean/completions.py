@@ -43,6 +43,8 @@ _COMMAND = re.compile(r"\s*(?:#\w|(?:import|open|theorem|lemma|def|example|names
 _PROVES = re.compile(r":=|^[ \t]*\|", re.MULTILINE)
 # How terms begin, and no tactic.
 _TERM = re.compile(r"\s*(?:⟨|fun\b|λ|[^\W\d][\w']*\.[^\W\d])")
+# How a line ends whose tactic goes on behind it.
+_GOES_ON = re.compile(r"(?:\bby|=>|:=|\bdo|\bwith|\bat|[,⟨(\[|·])\s*\Z")
 # Tactics that are no terms.
 _TACTIC_WORDS = (
     "exact intro intros rintro apply refine rw rewrite simp simp_all simpa dsimp norm_num omega "
@@ -381,12 +383,11 @@ def _further_in(proof: str) -> str:
     lines = proof.split("\n")
     depths = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
     rest = min(depths[1:], default=depths[0] if depths else 0)
-    if len(depths) > 1 and depths[0] != rest and (depths[1] > rest or _stands_alone(lines[0])):
+    if (
+        len(depths) > 1
+        and depths[0] != rest
+        and (depths[1] > rest or not _GOES_ON.search(lines[0]))
+    ):
         lines[0] = " " * rest + lines[0].lstrip()
     shift = max(0, 2 - rest)
     return "\n".join(" " * shift + line if line.strip() else line for line in lines)
-
-
-def _stands_alone(line: str) -> bool:
-    """Returns whether a tactic ends with its line."""
-    return not re.search(r"(?:\bby|=>|:=|\bdo|\bwith|\bat|[,⟨(\[|·])\s*\Z", line)

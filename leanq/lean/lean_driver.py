@@ -243,7 +243,8 @@ class LeanDriver:
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
         reply = without_header(reply, header.count("\n"))
-        if header and _is_about_what_core_lacks(reply):
+        errors = (message.text for message in reply.messages if message.severity == "error")
+        if header and reply.verdict == "rejected" and any(map(_LACKING.match, errors)):
             reply = replace(reply, messages=(*reply.messages, _CORE_NOTE))
         return reply
 
@@ -348,11 +349,6 @@ class LeanDriver:
                     await before.close()
                 self._looked_at_s = time.monotonic()
         return self.opened is not asked
-
-
-def _is_about_what_core_lacks(reply: Reply) -> bool:
-    errors = (message.text for message in reply.messages if message.severity == "error")
-    return reply.verdict == "rejected" and any(map(_LACKING.match, errors))
 
 
 def without_header(reply: Reply, lines: int) -> Reply:

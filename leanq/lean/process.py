@@ -83,15 +83,14 @@ class Run:
         return end.code is None or not (has_verdict or (end.code == 0 and self.compiled))
 
 
+@dataclass(eq=False)
 class Slot:
     """A place for one run of Lean at a time, each in a sandbox. It stands behind the text's header
     if the fork server has imported that; otherwise Lean starts in it."""
 
-    def __init__(self) -> None:
-        """Use :meth:`Lean.slot`."""
-        self.sandbox: Sandbox | None = None
-        self.plain: Sandbox | None = None
-        self.forked: dict[Key, Sandbox] = {}
+    sandbox: Sandbox | None = None
+    plain: Sandbox | None = None
+    forked: dict[Key, Sandbox] = field(default_factory=dict)
 
     @property
     def left(self) -> Path:

@@ -83,7 +83,10 @@ class Targets:
 
     def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
         self._lean, self._cache = lean, cache
-        self._kept: LRUCache[str, _Compiled] = LRUCache(_KEPT_BYTES, _room_bytes)
+        # One that is larger than all the room is kept alone.
+        self._kept: LRUCache[str, _Compiled] = LRUCache(
+            _KEPT_BYTES, lambda kept: min(sum(map(len, kept.file)), _KEPT_BYTES)
+        )
         self._compiling: dict[str, asyncio.Lock] = {}
         self._found: dict[tuple[str, ...], tuple[Name, Path]] = {}
 
@@ -221,11 +224,6 @@ class Targets:
             [known] = found.items()
             self._found[name] = known
         return known[1]
-
-
-def _room_bytes(kept: _Compiled) -> int:
-    """Keeps a target; one that is larger than all the room is kept alone."""
-    return min(sum(map(len, kept.file)), _KEPT_BYTES)
 
 
 def _unused_names(source: str, filled: str) -> tuple[str, Sequence[str]]:

@@ -18,16 +18,10 @@ _EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
 
 @dataclass(frozen=True, slots=True)
 class ReplProgram:
-    """The start of a REPL: the command, and the files and folders that it names."""
+    """The start of a REPL: the command, and the folders that it has to read."""
 
     argv: tuple[str, ...]
-    paths: tuple[Path, ...]
-
-    @property
-    def readable(self) -> tuple[Path, ...]:
-        """Its files, and what lies beside them, such as libraries; both may be links."""
-        both = [path for each in self.paths for path in (each, each.resolve())]
-        return tuple(dict.fromkeys(path if path.is_dir() else path.parent for path in both))
+    readable: tuple[Path, ...]
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
@@ -55,7 +49,10 @@ def find_repl(command: str, environment: Environment, environ: Mapping[str, str]
         )
     arguments = [_path(word, folders) or word for word in words[1:]]
     paths = (program, *(each for each in arguments if isinstance(each, Path)))
-    return ReplProgram((str(program), *map(str, arguments)), paths)
+    # Libraries may lie beside its files, and both behind links.
+    both = [path for each in paths for path in (each, each.resolve())]
+    readable = dict.fromkeys(path if path.is_dir() else path.parent for path in both)
+    return ReplProgram((str(program), *map(str, arguments)), tuple(readable))
 
 
 def _program(word: str, folders: list[Path], environ: Mapping[str, str]) -> Path | None:

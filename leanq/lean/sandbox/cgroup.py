@@ -112,7 +112,7 @@ class Cgroup:
     def begin(self) -> None:
         self.peak_bytes = self._base_bytes = 0
         self._most_bytes = math.inf
-        self._kills = self._number("memory.events", "oom_kill")
+        self._kills = self._numbers("memory.events").get("oom_kill", 0)
         self._write("memory.max", "max")
 
     def enter(self) -> None:
@@ -131,10 +131,9 @@ class Cgroup:
         self._write("memory.max", "max" if math.isinf(most_bytes) else str(int(most_bytes)))
 
     def held_bytes(self) -> int:
-        counts = self._read("memory.stat").split()
-        stat = dict(zip(counts[::2], counts[1::2], strict=False))
+        stat = self._numbers("memory.stat")
         swapped = self._read("memory.swap.current").strip()
-        held_bytes = sum(int(stat.get(name, 0)) for name in _COUNTED) + int(swapped or 0)
+        held_bytes = sum(stat.get(name, 0) for name in _COUNTED) + int(swapped or 0)
         self.peak_bytes = max(self.peak_bytes, held_bytes)
         return held_bytes
 
@@ -143,14 +142,14 @@ class Cgroup:
 
     def has_killed(self) -> bool:
         """Returns whether the kernel has ended the program for its memory."""
-        killed = self._number("memory.events", "oom_kill") > self._kills
+        killed = self._numbers("memory.events").get("oom_kill", 0) > self._kills
         if killed and math.isfinite(self._most_bytes):
             self.peak_bytes = max(self.peak_bytes, int(self._most_bytes))
         return killed
 
-    def _number(self, name: str, what: str) -> int:
+    def _numbers(self, name: str) -> dict[str, int]:
         words = self._read(name).split()
-        return int(dict(zip(words[::2], words[1::2], strict=False)).get(what, 0))
+        return dict(zip(words[::2], map(int, words[1::2]), strict=False))
 
     def _read(self, name: str) -> str:
         if self._folder is None:

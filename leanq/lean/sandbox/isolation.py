@@ -74,10 +74,10 @@ def _syscall(number: int, *arguments: int | bytes) -> int:
     return int(_libc.syscall(ctypes.c_long(number), *plain))
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int, argument: bytes | None = None) -> None:
     zero = ctypes.c_ulong(0)
-    result = _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero)
-    _check(result, f"prctl {option}")
+    values = ctypes.c_int(option), ctypes.c_ulong(value), ctypes.c_char_p(argument)
+    _check(_libc.prctl(*values, zero, zero), f"prctl {option}")
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
@@ -281,7 +281,4 @@ def seccomp_restrict(filter_: bytes) -> None:
     """Binds this process and its descendants to a filter, after it has given up setuid."""
     program = ctypes.create_string_buffer(filter_, len(filter_))
     header = struct.pack("@HP", len(filter_) // 8, ctypes.addressof(program))
-    zero = ctypes.c_ulong(0)
-    mode = ctypes.c_ulong(_SECCOMP_FILTER)
-    result = _libc.prctl(ctypes.c_int(_SET_SECCOMP), mode, ctypes.c_char_p(header), zero, zero)
-    _check(result, "seccomp")
+    _prctl(_SET_SECCOMP, _SECCOMP_FILTER, header)

@@ -319,8 +319,11 @@ class Monitor:
         """Turns this fork into the program, or its holder. All descriptors but 0 to 2 close."""
         argv = order["argv"]
         try:
-            if self._nice:
-                _be_nice(self._nice)
+            os.nice(self._nice)
+            if self._nice == _NICEST:
+                # A niceness of 19 alone gets a share of a CPU that others want.
+                with contextlib.suppress(OSError):  # not every kernel has it
+                    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             if order["limits"]:
                 _limit_cpu(0, order["limits"]["cpu_s"])
             self._group.enter()
@@ -369,14 +372,6 @@ class Monitor:
             pid, status = os.wait()
         os.write(report, _STATUS.pack(status))
         os._exit(0)
-
-
-def _be_nice(niceness: int) -> None:
-    os.nice(niceness)
-    if niceness == _NICEST:
-        # A niceness of 19 alone gets a share of a CPU that others want.
-        with contextlib.suppress(OSError):  # not every kernel has it
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _keep_only(fds: Sequence[int], report: int) -> None:
