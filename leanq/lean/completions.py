@@ -6,7 +6,7 @@ Nothing here decides on a verdict: the result is verified against its statement.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from leanq.lean.steps.holes import find_holes
 from leanq.lean.syntax import Token, split_header, tokens
@@ -83,11 +83,8 @@ def candidate_of(statement: str, completion: str) -> str:
 
 
 def last_block(text: str) -> str:
-    """Returns the Lean code of a model's answer.
-
-    It is the last fenced block; those marked as Lean go before unmarked ones. Without a fence it is
-    the answer without its prose. Text between marks of thought does not count.
-    """
+    """Returns the Lean code of a model's answer without its thoughts: the last fenced block, if
+    possible one that is marked as Lean, or else the answer without its prose."""
     return _behind_helpers(*_last_block(text, ""), "")
 
 
@@ -317,15 +314,10 @@ def open_definitions(statement: str) -> tuple[str, ...]:
             spaces.pop()
         is_value = (first.text, second.text, first.end) == (":", "=", second.start)
         if token.text == "sorry" and is_value and command in ("def", "abbrev"):
-            names.append(_whole_name(name, spaces))
+            whole = ".".join((*filter(None, spaces), name))
+            names.append(name.removeprefix("_root_.") if name.startswith("_root_.") else whole)
         first, second = second, token
     return tuple(names)
-
-
-def _whole_name(name: str, spaces: Iterable[str | None]) -> str:
-    if name.startswith("_root_."):
-        return name.removeprefix("_root_.")
-    return ".".join((*filter(None, spaces), name))
 
 
 def with_proof(statement: str, proof: str) -> str:

@@ -205,9 +205,8 @@ class Environment:
         return False
 
     def changed(self) -> bool:
-        """Returns whether Lean, the compiled modules or the project's files have other sizes, times
-        or inodes than at opening. After True, a new ``open_environment`` may well find the same
-        fingerprint."""
+        """Returns whether any of its files has another size, time or inode than at opening; the
+        fingerprint may well be the same."""
         try:
             return _scan(self.toolchain, self.search_path, self.project).stamp() != self.stamp
         except OSError:
@@ -238,13 +237,10 @@ def open_environment(
     environ: Mapping[str, str] = os.environ,
     options: Sequence[str] = (),
 ) -> Environment:
-    """Finds the Lean of an environment and takes its fingerprint.
-
-    ``path`` is a Lake project, a folder of compiled modules, a pack (:mod:`leanq.lean.packs`), or
-    None for the toolchain's own library (with the wheel: Core). ``lean`` is the value of
-    ``--lean``. ``cache`` is the folder for files to keep between starts, by default LEANQ_CACHE or
-    the user's cache folder. Raises ToolchainError.
-    """
+    """Finds the Lean of an environment and takes its fingerprint. ``path`` is a Lake project, a
+    folder of compiled modules, a pack (:mod:`leanq.lean.packs`), or None for the toolchain's own
+    library (with the wheel: Core). ``lean`` is the value of ``--lean``, ``cache`` the folder for
+    files to keep between starts. Raises ToolchainError."""
     for option in options:
         if not re.match(r"-D[^=]+=", option):
             raise ToolchainError(f"{option!r} is no option of Lean; write -Dname=value")

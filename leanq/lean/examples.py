@@ -49,12 +49,9 @@ class Named:
 
 
 class Examples:
-    """The examples that a text may have: ``count`` of them by leanq's reading.
-
-    ``salt`` makes up names that the text does not use. ``probes`` are the texts with one of them,
-    ``probe_name``, for other words that could be an example. ``tells_line``: whether an example had
-    to move to another line, and the text could tell.
-    """
+    """The examples that a text may have, ``count`` of them by leanq's reading. ``probes`` are the
+    texts with ``probe_name`` for other words that could be one. ``tells_line``: whether an example
+    had to move to another line, and the text could tell. ``salt`` makes up the names."""
 
     def __init__(self, code: str, salt: str) -> None:
         self._code = code
@@ -160,12 +157,8 @@ def writes_sorry(code: str) -> bool:
 
 
 def names_sorry(ilean: bytes, file: Iterable[bytes]) -> bool:
-    """Returns whether a text has named `sorryAx`; raises AuditError.
-
-    Args:
-        ilean: Lean's notes of the text.
-        file: its compiled file. Notation has the name there, and not in the notes.
-    """
+    """Returns whether a text has named `sorryAx`, by Lean's notes and the compiled file, which
+    alone has the names of notation. Raises AuditError."""
     return any(_SORRY.encode() in part for part in file) or any(
         name == _SORRY for name, _ in _constants(ilean, _SORRY)
     )

@@ -93,13 +93,10 @@ def machine_cache(settings: Settings) -> SnapshotCache:
 
 @dataclass(eq=False)
 class LeanDriver:
-    """All operations in one environment, with at most ``slots`` sandboxes.
-
-    ``open_environment`` is called again after its files have changed. Without a ``cache`` no
-    snapshots are made or loaded, and without rules for ``forks`` Lean starts for each text.
-    ``hidden`` are folders to hide from candidates, if the machine can. ``judge_alone``: whether
-    each file is judged in a process of its own.
-    """
+    """All operations in one environment, with at most ``slots`` sandboxes. ``open_environment`` is
+    called again after its files have changed. Without a ``cache`` no snapshots are made or loaded,
+    and without rules for ``forks`` Lean starts for each text. ``hidden`` are folders to hide from
+    candidates. With ``judge_alone`` each file is judged in a process of its own."""
 
     open_environment: Callable[[], Environment]
     _: KW_ONLY

@@ -47,9 +47,8 @@ _held: dict[Path, int] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a pack says of itself. ``lean`` is the version that compiled it, ``folders`` their
-    number; ``project``: whether it was a Lake project; ``toolchain``: whether it brings its
-    Lean."""
+    """What a pack says of itself. ``lean`` is the version that compiled it; ``project``: whether it
+    was a Lake project; ``toolchain``: whether it brings its Lean."""
 
     format: int
     fingerprint: str

@@ -42,10 +42,8 @@ _SOURCES_REMEMBERED = 10_000
 @dataclass(frozen=True, slots=True)
 class PrefixRules:
     """When a source is worth a process or a snapshot: after so many texts with it, and so many CPU
-    seconds for elaborating it.
-
-    A process costs two elaborations. A snapshot costs three to four, and serves other machines too.
-    """
+    seconds for elaborating it. A process costs two elaborations. A snapshot costs three to four,
+    and serves other machines too."""
 
     stand_after: int = 2
     stand_from_s: float = 0.1

@@ -126,9 +126,8 @@ class Lean:
 
     async def prove(self) -> None:
         """Has Lean compile a theorem of ours in a sandbox like a candidate's, after this call; and
-        looks for the modules that it did not find any more. A broken Lean, or a wrapper around
-        files that are hidden there, would seem to crash on each candidate. Raises ToolchainError if
-        this machine is to blame and no candidate."""
+        looks for the modules that it did not find any more. Raises ToolchainError if this machine
+        is to blame, as Lean would seem to crash on each candidate."""
         asked_s = time.monotonic()
         async with self._proving:
             # One trial is enough for all deaths before it.
@@ -156,8 +155,12 @@ class Lean:
         try:
             yield slot
         finally:
-            if slot.plain is not None:
-                await self._give_back(slot.plain)
+            # Sandboxes for the old files must not serve the changed environment.
+            if slot.plain is not None and slot.plain.alive and not self._closed:
+                slot.plain.clear()
+                self.idle.append(slot.plain)
+            elif slot.plain is not None:
+                await slot.plain.close()
             for key, sandbox in slot.forked.items():
                 assert self.forks is not None
                 await self.forks.give_back(key, sandbox)
@@ -290,9 +293,8 @@ class Lean:
         return done
 
     async def ask(self, source: str) -> str:
-        """Returns Lean's output about a source of ours, which imports the environment alone. Raises
-        ToolchainError if Lean does not work on this machine any more, and SandboxError if it says
-        nothing."""
+        """Returns Lean's output about a source of ours. Raises ToolchainError if Lean does not work
+        on this machine any more, and SandboxError if it says nothing."""
         async with self.slot() as slot:
             sandbox = await self._plain(slot)
             done = await self._lean(sandbox, self.command(), _ASK_LIMITS, source)
@@ -311,33 +313,23 @@ class Lean:
         return [*toolchain.command, *environment.options, *args, "--json", "--stdin"]
 
     async def _plain(self, slot: Slot) -> Sandbox:
-        """Returns the slot's sandbox in which Lean starts."""
+        """Returns the slot's sandbox in which Lean starts: an idle one that is alive, or a new
+        one."""
+        while slot.plain is None and self.idle:
+            sandbox = self.idle.pop()
+            if sandbox.alive:
+                slot.plain = sandbox
+            else:
+                await sandbox.close()
         if slot.plain is None:
-            slot.plain = await self._next_sandbox()
+            slot.plain = await self._new_sandbox()
         return slot.plain
-
-    async def _give_back(self, sandbox: Sandbox) -> None:
-        # Sandboxes for the old files must not serve the changed environment.
-        if sandbox.alive and not self._closed:
-            sandbox.clear()
-            self.idle.append(sandbox)
-        else:
-            await sandbox.close()
 
     async def _lean(
         self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
     ) -> Finished:
         env, stdin = self.environment.sandbox_env(sandbox.scratch), text.encode()
         return await sandbox.run(command, env=env, cwd=sandbox.scratch, limits=limits, stdin=stdin)
-
-    async def _next_sandbox(self) -> Sandbox:
-        """Returns an idle sandbox that is alive, or a new one."""
-        while self.idle:
-            sandbox = self.idle.pop()
-            if sandbox.alive:
-                return sandbox
-            await sandbox.close()
-        return await self._new_sandbox()
 
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(

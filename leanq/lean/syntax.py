@@ -80,12 +80,8 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n\s*|(.))", 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The import header of a file.
-
-    ``text`` is the source up to ``end_offset`` (in characters), the end of the header's last token,
-    0 if there is none. ``imports`` holds the names of the imported modules in their order, written
-    as `quote` writes them; without an import's modifiers.
-    """
+    """The import header of a file: the source up to the end of its last token, in characters. The
+    names of the imported modules are written as `quote` writes them, without modifiers."""
 
     text: str
     end_offset: int

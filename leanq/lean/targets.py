@@ -227,11 +227,9 @@ class Targets:
 
 
 def _unused_names(source: str, filled: str) -> tuple[str, Sequence[str]]:
-    """Returns a salt and its names for a source's examples, which stand nowhere in a text.
-
-    It is the same for most fillings of a source, so that one target serves them. Whoever fills can
-    know it, and could prove by an example that has no name.
-    """
+    """Returns a salt and its names for a source's examples, which stand nowhere in a text. It is
+    the same for most fillings, so that one target serves them. Whoever fills can know it, and could
+    prove by an example that has no name."""
     salt = source
     for _ in range(_MOST_SALTS):
         salt = text_hash(salt).hex()

@@ -64,11 +64,9 @@ _REMEDY: dict[Source, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """One Lean, with its answers about itself.
-
-    Lean's own arguments follow ``command``. ``commit`` is empty for a build that names none;
-    ``prefix`` (the folder with ``bin/`` and ``lib/lean/``) is None for the wheel.
-    """
+    """One Lean, with its answers about itself. Lean's own arguments follow ``command``. ``commit``
+    is empty for a build that names none; ``prefix``, with ``bin/`` and ``lib/lean/``, is None for
+    the wheel."""
 
     command: tuple[str, ...]
     version: str
@@ -117,11 +115,8 @@ def find_toolchain_and_path(
     lean: str | None, project: Path | None, environ: Mapping[str, str]
 ) -> tuple[Toolchain, tuple[Path, ...]]:
     """Returns the Lean for ``project`` (a Lake project, any other folder, or none), and for a Lake
-    project the folders of its LEAN_PATH. lake is asked once.
-
-    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. The folders leave out the
-    toolchain's own library, which Lean adds by itself. Raises ToolchainError.
-    """
+    project the folders of its LEAN_PATH but the toolchain's own. ``lean`` is the value of
+    ``--lean``: a path, or a name on ``PATH``. Raises ToolchainError."""
     named, source = _named(lean, environ)
     variables: Mapping[str, str] = {}
     if project is not None and is_lake_project(project):
@@ -154,11 +149,8 @@ def ask(
     command: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs a trusted program to its end, with nothing of leanq's own settings in its environment.
-
-    After SILENT_S without an answer the log says what it waits for. Raises ToolchainError if it
-    cannot be started or takes longer than ANSWER_TIMEOUT_S. Its whole process group is then killed,
-    since proxies and wrappers have children.
-    """
+    Raises ToolchainError if it cannot be started or takes longer than ANSWER_TIMEOUT_S. Its whole
+    process group is then killed, since proxies and wrappers have children."""
     try:
         process = subprocess.Popen(
             command,

@@ -78,13 +78,10 @@ class PreloadError(Exception):
 
 
 class Preloaded:
-    """Lean with a header imported, which is a text with imports alone.
-
-    ``program``: Lean's, beside which its library stands; empty if Lean has none. ``libraries``: in
-    the order in which they are loaded. ``arguments``: Lean's own; it must read its text from
-    standard input. ``when_ready``: called once, with the exit code of the header's run; must not
-    return.
-    """
+    """Lean with a header imported, a text with imports alone. ``program``: Lean's, beside which its
+    library stands; empty if it has none. ``libraries``: in the order in which they are loaded. The
+    arguments must have Lean read its text from standard input. ``when_ready`` gets the exit code of
+    the header's run, and must not return."""
 
     def __init__(
         self,

@@ -72,10 +72,6 @@ class RunBytes:
         return cls(end.code, end.signal, end.stopped, done.stdout, done.stderr, digest)
 
     @property
-    def exhausted(self) -> bool:
-        return Printed(self.stdout).exhausted
-
-    @property
     def was_ended(self) -> bool:
         """True if it did not end by itself, as when the machine is short of memory."""
         return self.stopped is not None or self.signal == signal.SIGKILL
@@ -194,7 +190,10 @@ class Prover:
     def can_tell(self, code: str, *runs: RunBytes) -> bool:
         """Returns whether a text may say something else in a fork, though forks work."""
         found = evaluators(self.environment)
-        return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
+        return (
+            any(Printed(each.stdout).exhausted for each in runs)
+            or runs_programs(code, found) is not None
+        )
 
     async def outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
         sandbox.clear()

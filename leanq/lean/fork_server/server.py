@@ -62,13 +62,10 @@ _MOST_CHARS_READ = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ForkRules:
-    """When a header is preloaded, and how it is checked then.
-
-    ``preload_after`` so many texts: it takes as much CPU time as so many starts of Lean, and twice
-    as much with the proof. One of ``compare_every`` texts runs both ways later on; 0 for none. All
-    preloaded headers of an environment hold ``memory_bytes``; the one used least recently goes
-    first.
-    """
+    """When a header is preloaded: after so many texts, as it takes as much CPU time as so many
+    starts of Lean, and twice as much with the proof. One of ``compare_every`` texts runs both ways
+    later on; 0 for none. All preloaded headers of an environment hold ``memory_bytes``; the one
+    used least recently goes first."""
 
     preload_after: int = 3
     compare_every: int = 500

@@ -44,11 +44,9 @@ def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[M
 async def see(
     session: Session, code: str, header: Header, answer: Elaborated, limits: Limits
 ) -> Seen:
-    """Returns the holes of an elaborated text. Errors as of :meth:`Session.ask`.
-
-    The REPL says which goals it has met where, and not what can stand there. If the text does not
-    tell either, the REPL is asked once more with empty blocks in the holes.
-    """
+    """Returns the holes of an elaborated text. The REPL says which goals it has met where, and not
+    what can stand there. If the text does not tell either, the REPL is asked once more with empty
+    blocks in the holes. Errors as of :meth:`Session.ask`."""
     holes = find_holes(code)
     opened = opened_at(holes, code, answer.sorries)
     if len(opened) == len(holes) and are_plain(code, holes):

@@ -61,12 +61,9 @@ class _Kept(Opened):
 
 @dataclass(eq=False)
 class ReplDriver(LeanDriver):
-    """All operations in one environment, with at most ``slots`` requests at a time.
-
-    ``command`` starts the REPL: see :func:`find_repl`. ``rules`` say when a process is replaced.
-    With ``trust_steps`` a step rests on the REPL's word that a proof is complete, which is known to
-    be wrong at times. The others are those of the lean driver.
-    """
+    """All operations in one environment. ``command`` starts the REPL: see :func:`find_repl`.
+    ``rules`` say when a process is replaced. With ``trust_steps`` a step rests on the REPL's word
+    that a proof is complete, which is known to be wrong at times."""
 
     command: str
     _: KW_ONLY

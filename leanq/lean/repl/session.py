@@ -81,11 +81,8 @@ def header_key(header: Header) -> str:
 
 @dataclass(eq=False)
 class Session:
-    """One process of the REPL, from :meth:`start`.
-
-    It holds ``states``, by their ids. ``requests``: how many commands of candidates it got;
-    ``cpu_s``: the CPU time of all commands. Once ``spoiled``, it must not be used again.
-    """
+    """One process of the REPL, from :meth:`start`. ``requests``: how many commands of candidates it
+    got; ``cpu_s``: the time of all. Once ``spoiled``, it must not be used again."""
 
     sandbox: Sandbox
     _process: Process
@@ -191,13 +188,9 @@ class Session:
             self.states[state] = opened.proof_state
 
     async def ask(self, command: Command, limits: Limits) -> Answer | TimedOut:
-        """Runs one command within limits; memory counts above its present memory.
-
-        Raises:
-            ReplError: it ended, because of the command or of earlier ones, or its output cannot be
-                trusted. The process must not be used again.
-            SandboxError: the machine failed.
-        """
+        """Runs one command within limits; memory counts above its present memory. Raises ReplError
+        if it ended, or its output cannot be trusted: do not use it again. Raises SandboxError if
+        the machine failed."""
         answer = await self.exchange(command, limits)
         return answer if isinstance(answer, TimedOut) else read_answer(answer)
 

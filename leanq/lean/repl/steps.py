@@ -36,12 +36,8 @@ class LiveStep:
     trust: bool
 
     async def run(self, request: Request, states: States) -> Reply | None:
-        """Returns the reply; None if Lean itself has to give it.
-
-        Raises:
-            ReplError: the process has to be replaced.
-            QueueFullError: there is no room to keep the next state.
-        """
+        """Returns the reply; None if Lean itself has to give it. Raises ReplError if the process
+        has to be replaced, and QueueFullError if there is no room to keep the next state."""
         live = await self._revive()
         if live is None:
             return None
@@ -94,22 +90,16 @@ class LiveStep:
         return met.proof_state if met else None
 
     async def _try(self, tactic: str, proof_state: int) -> tuple[Stepped | Refused | TimedOut, int]:
-        """Returns the answer to a tactic, and how many lines stood before it.
-
-        The REPL reads one tactic, and would take the next line for its arguments. So several lines,
-        or several tactics, stand in a bracket, which is one tactic.
-        """
+        """Returns the answer to a tactic, and how many lines stood before it. The REPL reads one
+        tactic, and would take the next line for its arguments. So several stand in a bracket."""
         if not _SEVERAL.search(tactic):
             return await self.session.run_tactic(tactic, proof_state, self.limits), 0
         return await self.session.run_tactic(f"(\n{tactic}\n)", proof_state, self.limits), 1
 
     async def _refused(self, reply: Reply) -> Reply | None:
         """Returns the reply to a failed tactic, once it is sure that it fails in the source as
-        well.
-
-        A proof state lacks its command's own scope (``open … in``), names of universes, and in
-        older versions instances from the context. It also counts its budget otherwise.
-        """
+        well. A proof state lacks its command's own scope (``open … in``), names of universes, and
+        in older versions instances from the context. It also counts its budget otherwise."""
         move, said = self.move, " ".join(message.text for message in reply.messages)
         body = move.recipe.source.code[self.header.end_offset :]
         doubtful = reply.verdict == "exhausted" or _LACKING.search(said)

@@ -232,12 +232,9 @@ def landlock_abi() -> int:
 
 
 def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str]) -> int:
-    """Returns a ruleset, as a file descriptor, for ``landlock_restrict``.
-
-    Everything below ``writable`` may be written, everything below ``readable`` read and run,
-    whatever is mounted there later. From ABI 4 on it denies TCP; from ABI 6 on, signals and
-    abstract sockets to the outside. A missing path is an error.
-    """
+    """Returns a ruleset, as a file descriptor: everything below ``writable`` may be written,
+    everything below ``readable`` read and run, whatever is mounted there later. It denies TCP from
+    ABI 4 on; from 6 on, signals and abstract sockets to the outside. A missing path is an error."""
     # Rights came in order of their bits: 13, then one more each with ABI 2, 3 and 5.
     handled = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
     tcp, scopes = 3 if abi >= 4 else 0, 3 if abi >= 6 else 0

@@ -375,12 +375,9 @@ class Monitor:
 
 
 def _keep_only(fds: Sequence[int], report: int) -> None:
-    """Makes these the standard streams, and closes all other descriptors but a pipe of libuv's.
-
-    Lean's own ones close too, which all forks would share. But libuv makes a pipe in each fork, and
-    the next fork closes those numbers, even if they belong to a program that Lean starts by then.
-    No other pipe has both its ends here.
-    """
+    """Makes these the standard streams, and closes all other descriptors, Lean's own among them,
+    but a pipe of libuv's. libuv makes it in each fork, and the next fork closes those numbers, even
+    if they belong to a program that Lean starts by then. No other pipe has both its ends here."""
     others = {os.fstat(fd).st_ino for fd in (*fds, report)}
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

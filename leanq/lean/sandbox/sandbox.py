@@ -49,6 +49,7 @@ from leanq.queue.tasks import to_its_end
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
 
+_SUPERVISOR = "leanq.lean.sandbox.supervisor"
 _SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
 # To let go of a folder in memory takes the kernel 5 µs and more for each file in it.
 _FILES_AT_ONCE = 1000
@@ -150,7 +151,7 @@ class Sandbox:
                 "namespaces": namespaces,
                 "cgroup": group and str(group),
             }
-            channel, supervisor = await _started(hello, start or _supervise)
+            channel, supervisor = await _started(hello, start)
         except BaseException as error:
             for folder in folders:
                 with contextlib.suppress(FileNotFoundError):
@@ -174,11 +175,8 @@ class Sandbox:
     async def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, limits: Limits
     ) -> Process:
-        """Starts a program that is spoken to while it runs.
-
-        ``argv[0]`` is a path. Its environment is ``env`` and nothing else. Raises SandboxError if
-        it cannot be started, another one still runs, or the supervisor has died.
-        """
+        """Starts a program that is spoken to while it runs. ``argv[0]`` is a path. Raises
+        SandboxError if it cannot be started, another one still runs, or the supervisor has died."""
         await self._dismiss()
         process = self._launch(_Program(tuple(argv), env, cwd), limits, dialogue=True)
         try:
@@ -190,12 +188,9 @@ class Sandbox:
         return process
 
     def prepare(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
-        """Starts a program ahead of its input, in case :meth:`run` is asked for just this one.
-
-        Trust it until it has read its input: it waits without limits, and its start does not count
-        against the limits to come. It serves one ``run`` at most, and a ``run`` of another program
-        ends it. Raises SandboxError as :meth:`start`.
-        """
+        """Starts a program ahead of its input, for a :meth:`run` of just this one. Trust it until
+        it has read its input: it waits without limits, and its start does not count. Raises
+        SandboxError as :meth:`start`."""
         program = _Program(tuple(argv), dict(env), cwd)
         self._launch(program, None)
         self._prepared = program
@@ -212,8 +207,9 @@ class Sandbox:
         """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`. A
         cancellation waits until the program has ended; the sandbox can be used again."""
         program = _Program(tuple(argv), env, cwd)
-        spare = self._take_prepared(program)
-        if spare is not None:
+        spare = self._process
+        if self._prepared == program and spare is not None and not spare.ended:
+            self._prepared = None
             spare.feed(stdin, limits)
             finished = await self._finished(spare)
             if spare.was_limited:
@@ -296,13 +292,6 @@ class Sandbox:
             for fd in theirs:
                 os.close(fd)
         return process
-
-    def _take_prepared(self, program: _Program) -> Process | None:
-        """Returns the prepared program, if it is this one and waits."""
-        if self._prepared != program or self._process is None or self._process.ended:
-            return None
-        self._prepared = None
-        return self._process
 
     async def _dismiss(self) -> None:
         if self._prepared is not None and self._process is not None:
@@ -437,20 +426,18 @@ def spawn(channel: socket.socket, module: str) -> Supervisor:
     return Supervisor(os.pidfd_open(process.pid), process)
 
 
-async def _supervise(channel: socket.socket) -> Supervisor:
-    return spawn(channel, "leanq.lean.sandbox.supervisor")
-
-
 def _both_ends(paths: Sequence[Path]) -> list[str]:
     return [str(each) for path in paths for each in (path.absolute(), path.resolve())]
 
 
-async def _started(hello: Mapping[str, Any], start: Starter) -> tuple[socket.socket, Supervisor]:
+async def _started(
+    hello: Mapping[str, Any], start: Starter | None
+) -> tuple[socket.socket, Supervisor]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
             ours.send(json.dumps(hello).encode())
-            return ours, await start(theirs)
+            return ours, await start(theirs) if start else spawn(theirs, _SUPERVISOR)
         except BaseException:
             ours.close()
             raise

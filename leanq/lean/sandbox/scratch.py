@@ -68,11 +68,9 @@ class Scratch:
 
 
 def empty(folder: str) -> None:
-    """Removes everything in ``folder``; follows no link, and unwritable folders do not hinder it.
-
-    A program can nest folders deeper than any path or stack reaches, so each is first moved to
-    the top. No other process may be at work in ``folder``.
-    """
+    """Removes everything in ``folder``, where no other process is at work; follows no link. A
+    program can nest folders deeper than any path or stack reaches, so each is first moved to the
+    top."""
     while True:
         os.chmod(folder, 0o700)
         with os.scandir(folder) as entries:
@@ -95,12 +93,9 @@ def empty(folder: str) -> None:
 
 
 def disk_bytes(folder: str, most_bytes: float) -> float:
-    """Returns the disk space of everything in a folder; stops counting above ``most_bytes``.
-
-    Each file counts as at least 4 KiB, so the allowed space bounds the files that are looked at.
-    Files nested deeper than any path reaches count as endless. Open files without a name are
-    missed.
-    """
+    """Returns the disk space of everything in a folder; stops counting above ``most_bytes``. Each
+    file counts as at least 4 KiB, which bounds how many are looked at; those deeper than any path
+    reaches as endless. Open files without a name are missed."""
     total = 0
     folders = [folder]
     while folders and total <= most_bytes:

@@ -42,11 +42,8 @@ _SNAPSHOT, _MANIFEST = "snapshot", "manifest"
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A snapshot's size, its BLAKE2b-256 hash, and its dependencies.
-
-    ``deps`` is Lean's file beside it in a form for any machine, see
-    :func:`leanq.lean.snapshots.store.portable_deps`.
-    """
+    """A snapshot's size, its BLAKE2b-256 hash, and its dependencies in a form for any machine
+    (:func:`leanq.lean.snapshots.store.portable_deps`)."""
 
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=MOST_RAW_BYTES)]
     digest: bytes
@@ -227,10 +224,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """Returns what tells a file from another, and changes when its content is written.
-
-    The time of its inode's last change does not serve, though no program can set it. Every new or
-    removed link to the file moves it, and snapshots are exposed as links.
-    """
+    """Returns what tells a file from another, and changes when its content is written. The time of
+    its inode's last change does not serve: every link to the file moves it."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino

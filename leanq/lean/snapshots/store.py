@@ -51,11 +51,9 @@ class LocalSnapshot:
         weakref.finalize(self, os.close, self._handle)
 
     def expose(self, folder: Path, name: str) -> Path:
-        """Puts the snapshot into ``folder`` under this name, with its NAME.deps beside it.
-
-        It makes a link if it can, else a copy. No candidate may be able to write there, since that
-        would change the cache. Raises OSError if the disk is full or the name is taken.
-        """
+        """Puts the snapshot as a link or a copy into ``folder``, with its NAME.deps beside it. No
+        candidate may be able to write there. Raises OSError if the disk is full or the name is
+        taken."""
         target = folder / name
         try:
             os.link(self.path, target)
@@ -212,11 +210,8 @@ class Snapshots:
 
 
 def portable_deps(deps: Any, roots: Sequence[str]) -> Any:
-    """Returns JSON with ``{number of the root: rest}`` for each path below one of ``roots``.
-
-    The innermost root counts, and of equal ones the first. JSON has no numbers for keys, so Lean
-    can have written nothing like it.
-    """
+    """Returns JSON with ``{number of the root: rest}`` for each path below one of ``roots``, the
+    innermost and first. JSON has no numbers for keys, so Lean can have written nothing like it."""
     if isinstance(deps, str):
         best = max(
             (place for place, root in enumerate(roots) if _below(deps, root)),
