@@ -91,7 +91,6 @@ class Target:
     """A target that a candidate has to prove, compiled on its own.
 
     Attributes:
-        file: the compiled file.
         ending: the name of the declaration behind its text.
         theorems: the theorems to prove; none means all that the text declares.
         holes: definitions whose values the candidate may choose; None for all that are a sorry.

@@ -34,11 +34,9 @@ class Declaration:
     """One declaration of a text.
 
     Attributes:
-        name: its full name.
         kind: ``theorem``, ``definition``, ``axiom``, ``opaque``, ``inductive``, ``constructor``,
             ``recursor`` or ``quotient``.
         statement: its type, as Lean prints it; None if Lean has no syntax for the name.
-        universes: its universe parameters, in order.
         local: names of this text in its type and value. Names that Lean made on the way, such as
             matchers, are replaced by those behind them.
         imported: names of imported constants in its type and value, likewise.

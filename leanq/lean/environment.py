@@ -373,7 +373,10 @@ def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | Non
             lambda name: not name.startswith(".") and name != "lake-packages",
         )
         folders.append(sorted(sources))
-    return _Scan(File.at(toolchain.program), folders, beside, hidden, [*_links(search_path)])
+    above = dict.fromkeys(each for path in search_path for each in (path, *path.parents))
+    status = {str(path): path.lstat() for path in above if path.is_symlink()}
+    links = [(path, each.st_ino, each.st_ctime_ns) for path, each in status.items()]
+    return _Scan(File.at(toolchain.program), folders, beside, hidden, links)
 
 
 def _hidden(
@@ -399,13 +402,6 @@ def _importable(toolchain: Toolchain, search_path: Sequence[Path], scan: _Scan) 
     for folder, found in zip(folders, names, strict=True):
         modules = (name for name in found if name.endswith(".olean"))
         yield from (name for name in modules if decides(library_of(name)) == folder)
-
-
-def _links(search_path: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
-    for path in dict.fromkeys(each for folder in search_path for each in (folder, *folder.parents)):
-        if path.is_symlink():
-            status = path.lstat()
-            yield str(path), status.st_ino, status.st_ctime_ns
 
 
 def _fingerprint(

@@ -117,11 +117,20 @@ class SnapshotCache:
         """Yields a place on the cache's disk for a file to come in, for :meth:`enter` to take; it
         vanishes in the end. None if there is no room for so much."""
         with contextlib.ExitStack() as stack:
-            folder = None
+            place = None
             with self._disk():
                 if size_bytes <= self._budget_bytes:
-                    folder = self._new_folder(stack)
-            yield folder / _SNAPSHOT if folder else None
+                    folder = self._coming / secrets.token_hex(8)
+                    with self._locked():
+                        self._make_room(0)
+                        folder.mkdir(0o755)
+                        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                        stack.callback(os.close, handle)
+                        # Before another process can take it for an abandoned one.
+                        fcntl.flock(handle, fcntl.LOCK_EX)
+                    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                    place = folder / _SNAPSHOT
+            yield place
 
     def enter(self, key: str, file: Path, manifest: Manifest) -> bool:
         """Takes in a file from :meth:`bringing`; returns whether the cache has it now."""
@@ -158,18 +167,6 @@ class SnapshotCache:
     def _entry(self, key: str) -> Path:
         # Hashed, so that no key leads anywhere else.
         return self._entries / hash_bytes(key.encode()).hex()
-
-    def _new_folder(self, stack: contextlib.ExitStack) -> Path:
-        folder = self._coming / secrets.token_hex(8)
-        with self._locked():
-            self._make_room(0)
-            folder.mkdir(0o755)
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, handle)
-            # Before another process can take it for an abandoned one.
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        return folder
 
     def _make_room(self, size_bytes: int) -> None:
         """Removes what dead processes left, and the least recently used until so much fits."""

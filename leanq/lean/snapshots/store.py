@@ -42,9 +42,8 @@ _MOST_WINDOW_BYTES = 1 << 27
 class LocalSnapshot:
     """A verified snapshot on this disk, which stays there as long as this object does."""
 
-    def __init__(self, path: Path, size_bytes: int, deps: bytes) -> None:
+    def __init__(self, path: Path, deps: bytes) -> None:
         self.path = path
-        self.size_bytes = size_bytes
         self._deps = deps
         # Other processes may remove the file from the cache at any moment.
         self._handle = os.open(path, os.O_RDONLY)
@@ -121,7 +120,7 @@ class Snapshots:
         path, manifest = found
         try:
             deps = json.dumps(local_deps(manifest.deps, self._roots)).encode()
-            return LocalSnapshot(path, manifest.size_bytes, deps)
+            return LocalSnapshot(path, deps)
         except (OSError, ValueError):
             # Removed meanwhile, or its paths lead nowhere here.
             return None

@@ -92,7 +92,7 @@ async def test_snapshot_of_leans_serves_a_machine_with_other_paths(
     assert not two.snapshots.holds("k")
     found = await two.snapshots.fetch("k", server_states)
     assert found
-    assert found.size_bytes == size
+    assert found.path.stat().st_size == size
     exposed = found.expose(two.scratch, "snapshot")
     assert exposed.stat().st_ino == found.path.stat().st_ino
     deps = json.loads(two.scratch.joinpath("snapshot.deps").read_text())
