@@ -196,7 +196,6 @@ async def _check(
     done = await sandbox.run(
         command,
         env=environment.sandbox_env(sandbox.scratch),
-        cwd=sandbox.scratch,
         limits=_LIMITS,
         stdin=(header + text).encode(),
     )

@@ -329,7 +329,7 @@ class Lean:
         self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
     ) -> Finished:
         env, stdin = self.environment.sandbox_env(sandbox.scratch), text.encode()
-        return await sandbox.run(command, env=env, cwd=sandbox.scratch, limits=limits, stdin=stdin)
+        return await sandbox.run(command, env=env, limits=limits, stdin=stdin)
 
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(

@@ -309,7 +309,7 @@ async def test_deaths_are_counted_by_reason(code: str, reason: str | None) -> No
     before = COUNTS.copy()
     sandbox = await Sandbox.open(readable=PYTHON)
     limits = Limits(cpu_s=0.3, wall_s=20, memory_bytes=1 << 30)
-    await sandbox.run(python(code), env={}, cwd=sandbox.scratch, limits=limits)
+    await sandbox.run(python(code), env={}, limits=limits)
     await sandbox.close()
     new = COUNTS - before
     assert new.pop(("leanq_lean_starts_total", "lean")) == 1
@@ -321,10 +321,10 @@ async def test_ends_that_leanq_brings_about_are_no_deaths() -> None:
     limits = Limits(cpu_s=20, wall_s=20, memory_bytes=1 << 30)
     asleep = python("import time; time.sleep(60)")
     sandbox = await Sandbox.open(readable=PYTHON)
-    process = await sandbox.start(asleep, env={}, cwd=sandbox.scratch, limits=limits)
+    process = await sandbox.start(asleep, env={}, limits=limits)
     assert (await process.kill()).stopped == "killed"
     # As one that waits for its input when its worker ends.
-    await sandbox.start(asleep, env={}, cwd=sandbox.scratch, limits=limits)
+    await sandbox.start(asleep, env={}, limits=limits)
     await sandbox.close()
     assert {name for name, *_ in COUNTS - before} == {"leanq_lean_starts_total"}
 

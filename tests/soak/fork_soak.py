@@ -220,7 +220,6 @@ async def _program(sandbox: Sandbox, program: str) -> bytes:
     done = await sandbox.run(
         ["python"],
         env={},
-        cwd=sandbox.scratch,
         limits=_HOSTILE_LIMITS,
         stdin=program.encode(),
     )

@@ -40,7 +40,7 @@ async def run(
     sandbox: Sandbox, code: str, *arguments: str, limits: Limits = GENEROUS, stdin: bytes = b""
 ) -> Finished:
     argv = python(code, *arguments)
-    return await sandbox.run(argv, env={}, cwd=sandbox.scratch, limits=limits, stdin=stdin)
+    return await sandbox.run(argv, env={}, limits=limits, stdin=stdin)
 
 
 async def output(sandbox: Sandbox, code: str, *arguments: str) -> str:

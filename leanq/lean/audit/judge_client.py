@@ -468,7 +468,6 @@ class Judges:
             done = await sandbox.run(
                 [*toolchain.command, "-o", "SelfTest.olean", "--stdin"],
                 env=self._environment.sandbox_env(sandbox.scratch),
-                cwd=sandbox.scratch,
                 limits=_SELF_TEST_LIMITS,
                 stdin=text.encode(),
             )
@@ -552,7 +551,6 @@ class _JudgeProcess:
             process = await sandbox.start(
                 bare_python("leanq.lean.audit.judge_process"),
                 env=environment.sandbox_env(sandbox.scratch),
-                cwd=sandbox.scratch,
                 limits=_IMPORT_LIMITS,
             )
             made = cls(sandbox, process, (imports, without_kernel, prints))

@@ -200,7 +200,6 @@ class Prover:
         done = await sandbox.run(
             key[1],
             env={**self.environment.sandbox_env(sandbox.scratch), **trial.env},
-            cwd=sandbox.scratch,
             limits=limits,
             stdin=trial.text.encode(),
         )

@@ -181,7 +181,7 @@ class ForkServer:
         found.idle.append(sandbox)
         with contextlib.suppress(SandboxError):  # forks ahead of the next text
             env = self.environment.sandbox_env(sandbox.scratch)
-            sandbox.prepare(key[1], env=env, cwd=sandbox.scratch)
+            sandbox.prepare(key[1], env=env)
         idle = [each.idle for each in self._preloaded.values() if each.idle]
         if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
             await idle[0].popleft().close()

@@ -112,7 +112,7 @@ class StandingPrefix:
     ) -> StandingPrefix:
         """Elaborates a prefix, in a sandbox behind its header. Raises SandboxError if it exceeds
         these limits, or Lean finds errors in it."""
-        process = await sandbox.start([*argv, FLAG], env=env, cwd=sandbox.scratch, limits=limits)
+        process = await sandbox.start([*argv, FLAG], env=env, limits=limits)
         standing = cls(sandbox, process, prefix)
         text = prefix.encode()
         process.write(PREFIX.pack(len(text)) + text)

@@ -103,7 +103,7 @@ class Session:
         cls, sandbox: Sandbox, argv: Sequence[str], variables: Mapping[str, str]
     ) -> Session:
         """Starts the program in a sandbox that runs none; raises SandboxError if it cannot."""
-        process = await sandbox.start(argv, env=variables, cwd=sandbox.scratch, limits=_IDLE_LIMITS)
+        process = await sandbox.start(argv, env=variables, limits=_IDLE_LIMITS)
         return cls(sandbox, process)
 
     @property

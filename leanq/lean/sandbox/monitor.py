@@ -329,13 +329,13 @@ class Monitor:
             self._group.enter()
             if self._go_on is not None:
                 self._walls.enter()
-                os.chdir(order["cwd"])
+                os.chdir(self._scratch.path)
                 _keep_only(fds, report)
                 _be_program(order["env"])
                 self._go_on(argv)
             if self._walls.own_pids:
                 self._walls.enter()
-                os.chdir(order["cwd"])
+                os.chdir(self._scratch.path)
                 self._hold(argv, order["env"], fds, report)
             os.setsid()
             isolation.die_with_parent(signal.SIGKILL)
@@ -346,7 +346,7 @@ class Monitor:
             for signum in _DEFAULT:
                 signal.signal(signum, signal.SIG_DFL)
             self._walls.enter()
-            os.chdir(order["cwd"])
+            os.chdir(self._scratch.path)
             os.execve(argv[0], argv, order["env"])
         except OSError as error:
             os.write(report, json.dumps([error.errno, error.strerror, error.filename]).encode())

@@ -70,7 +70,6 @@ class _Program:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    cwd: Path
 
 
 @dataclass(eq=False)
@@ -173,12 +172,12 @@ class Sandbox:
         return sandbox
 
     async def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, limits: Limits
+        self, argv: Sequence[str], *, env: Mapping[str, str], limits: Limits
     ) -> Process:
         """Starts a program that is spoken to while it runs. ``argv[0]`` is a path. Raises
         SandboxError if it cannot be started, another one still runs, or the supervisor has died."""
         await self._dismiss()
-        process = self._launch(_Program(tuple(argv), env, cwd), limits, dialogue=True)
+        process = self._launch(_Program(tuple(argv), env), limits, dialogue=True)
         try:
             await process.started()
         except asyncio.CancelledError:
@@ -187,11 +186,11 @@ class Sandbox:
             raise
         return process
 
-    def prepare(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+    def prepare(self, argv: Sequence[str], *, env: Mapping[str, str]) -> None:
         """Starts a program ahead of its input, for a :meth:`run` of just this one. Trust it until
         it has read its input: it waits without limits, and its start does not count. Raises
         SandboxError as :meth:`start`."""
-        program = _Program(tuple(argv), dict(env), cwd)
+        program = _Program(tuple(argv), dict(env))
         self._launch(program, None)
         self._prepared = program
 
@@ -200,13 +199,12 @@ class Sandbox:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        cwd: Path,
         limits: Limits,
         stdin: bytes = b"",
     ) -> Finished:
         """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`. A
         cancellation waits until the program has ended; the sandbox can be used again."""
-        program = _Program(tuple(argv), env, cwd)
+        program = _Program(tuple(argv), env)
         spare = self._process
         if self._prepared == program and spare is not None and not spare.ended:
             self._prepared = None
@@ -274,7 +272,6 @@ class Sandbox:
         order = {
             "argv": program.argv,
             "env": dict(program.env),
-            "cwd": str(program.cwd),
             "limits": limits and limits.measured(),
             "report": dialogue,
         }

@@ -23,7 +23,7 @@ It runs in an isolated Python, without the rest of the package. Messages are JSO
 
     worker → inner   {"folders", "readable", "hidden", "nice", "namespaces",
                       "cgroup"}   once
-                     {"start": {"argv", "env", "cwd", "limits", "report"}}
+                     {"start": {"argv", "env", "limits", "report"}}
                          with the program's standard input, output and error as descriptors
                      {"limit": limits}, {"renew": limits, "is_told"}, {"stop": reason}
     inner → worker   {"isolation": [...], "scratch": path}, {"started": true} where a report is

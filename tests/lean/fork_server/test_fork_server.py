@@ -170,9 +170,7 @@ async def test_a_fork_reads_the_header_that_it_is_given(core: Environment) -> No
         for text in (HEADER + PROOF, f"-- x\n{HEADER}#check Nat\n", f"module\n{HEADER}{PROOF}"):
             sandbox.clear()
             env = core.sandbox_env(sandbox.scratch)
-            done = await sandbox.run(
-                command, env=env, cwd=sandbox.scratch, limits=LIMITS, stdin=text.encode()
-            )
+            done = await sandbox.run(command, env=env, limits=LIMITS, stdin=text.encode())
             async with opened(core, forked=False) as plain, plain.slot() as slot:
                 expected = await everything(plain, slot, text)
                 seen = RunBytes.of(done, compiled_by(COMPILE, sandbox.left))

@@ -60,9 +60,7 @@ async def zygote() -> AsyncIterator[Zygote]:
 
 async def run(sandbox: Sandbox, program: str, limits: Limits = GENEROUS) -> Finished:
     code = CALL + textwrap.dedent(program)
-    return await sandbox.run(
-        ["python"], env={}, cwd=sandbox.scratch, limits=limits, stdin=code.encode()
-    )
+    return await sandbox.run(["python"], env={}, limits=limits, stdin=code.encode())
 
 
 async def said(sandbox: Sandbox, program: str) -> str:

@@ -194,7 +194,7 @@ async def test_verdicts_are_those_of_a_machine_without(
 async def started(sandbox: Sandbox, marker: str) -> asyncio.Task[Exit]:
     """A program that holds little and waits."""
     argv = python("import time; time.sleep(60)", marker)
-    process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=SMALL)
+    process = await sandbox.start(argv, env={}, limits=SMALL)
     return asyncio.create_task(process.wait())
 
 

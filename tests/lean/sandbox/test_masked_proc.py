@@ -37,7 +37,7 @@ async def look():
         limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
         command = [sys.executable, "-I", "-S", "-c", SEEN]
         for _ in range(2):
-            done = await sandbox.run(command, env={}, cwd=sandbox.scratch, limits=limits)
+            done = await sandbox.run(command, env={}, limits=limits)
             print((done.stdout + done.stderr).decode(), end="")
     finally:
         await sandbox.close()

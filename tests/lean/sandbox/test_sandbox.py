@@ -81,7 +81,7 @@ async def test_a_program_gets_what_it_is_given_and_nothing_else(sandbox: Sandbox
     """
     env = {"ONLY": "thïs"}
     argv = python(code)
-    finished = await sandbox.run(argv, env=env, cwd=sandbox.scratch, limits=GENEROUS)
+    finished = await sandbox.run(argv, env=env, limits=GENEROUS)
     first, *rest = finished.stdout.decode().splitlines()
     assert "b'ONLY': b'th\\xc3\\xafs'" in first
     assert not any(name in first for name in ("PATH", "HOME", "USER"))
@@ -89,18 +89,17 @@ async def test_a_program_gets_what_it_is_given_and_nothing_else(sandbox: Sandbox
     assert rest == ["(0, 0)", "[]", "True", "True"]
 
 
-@pytest.mark.parametrize("wrong", ["argv", "cwd", "size"])
+@pytest.mark.parametrize("wrong", ["argv", "size"])
 async def test_what_cannot_be_started_is_named(sandbox: Sandbox, wrong: str) -> None:
     argv = ["/no/such/lean" if wrong == "argv" else "/bin/true"]
-    cwd = Path("/no/such/folder") if wrong == "cwd" else sandbox.scratch
     env = {"LARGE": "x" * MB} if wrong == "size" else {}
     with pytest.raises(SandboxError, match="/no/such" if wrong != "size" else "/bin/true"):
-        await sandbox.run(argv, env=env, cwd=cwd, limits=GENEROUS)
+        await sandbox.run(argv, env=env, limits=GENEROUS)
     assert await output(sandbox, "print('still usable')") == "still usable"
 
 
 async def test_one_program_at_a_time(sandbox: Sandbox) -> None:
-    process = await sandbox.start(["/bin/cat"], env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    process = await sandbox.start(["/bin/cat"], env={}, limits=GENEROUS)
     with pytest.raises(SandboxError, match="already"):
         await run(sandbox, "")
     assert (await process.kill()).stopped == "killed"
@@ -290,7 +289,7 @@ async def test_a_dialogue(sandbox: Sandbox) -> None:
             print("heard", line, end="", flush=True)
     """
     argv = python(code)
-    process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    process = await sandbox.start(argv, env={}, limits=GENEROUS)
     for word in (b"one\n", b"two\n"):
         process.write(word)
         answer = b""
@@ -308,7 +307,7 @@ async def test_a_dialogue(sandbox: Sandbox) -> None:
 async def test_a_tail_of_standard_error_is_no_output(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30, output_bytes=1000)
     code = "import sys; sys.stderr.write('x' * 500_000 + 'end')"
-    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=limits)
+    process = await sandbox.start(python(code), env={}, limits=limits)
     assert (await process.wait()).stopped is None
     assert len(process.stderr_tail) == 1 << 16
     assert process.stderr_tail.endswith(b"xend")
@@ -326,7 +325,7 @@ SPENDS = """
 @pytest.mark.slow
 async def test_renewed_limits(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=0.3, wall_s=60, memory_bytes=1 << 30)
-    process = await sandbox.start(python(SPENDS), env={}, cwd=sandbox.scratch, limits=limits)
+    process = await sandbox.start(python(SPENDS), env={}, limits=limits)
     for _ in range(3):  # more than the limit in all
         process.write(b"0.15\n")
         assert await process.read() == b"done\n"
@@ -342,7 +341,7 @@ async def test_renewed_limits(sandbox: Sandbox) -> None:
 @pytest.mark.slow
 async def test_limits_renewed_without_waiting(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=0.6, wall_s=60, memory_bytes=1 << 30)
-    process = await sandbox.start(python(SPENDS), env={}, cwd=sandbox.scratch, limits=limits)
+    process = await sandbox.start(python(SPENDS), env={}, limits=limits)
     for _ in range(6):  # more than the limit in all
         process.write(b"0.15\n")
         assert await process.read() == b"done\n"
@@ -367,7 +366,7 @@ async def test_renewed_limits_count_memory_above_what_is_held(sandbox: Sandbox) 
             print("done", flush=True)
     """
     roomy = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
-    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=roomy)
+    process = await sandbox.start(python(code), env={}, limits=roomy)
     limits = Limits(cpu_s=30, wall_s=60, memory_bytes=60 * MB)
     for count in range(1, 4):
         process.write(b"40\n")
@@ -380,7 +379,7 @@ async def test_renewed_limits_count_memory_above_what_is_held(sandbox: Sandbox) 
 
 
 async def test_renewal_of_a_program_that_ends_meanwhile(sandbox: Sandbox) -> None:
-    process = await sandbox.start(["/bin/cat"], env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    process = await sandbox.start(["/bin/cat"], env={}, limits=GENEROUS)
     killing = asyncio.create_task(process.kill())
     await asyncio.sleep(0)  # the order to stop is under way
     with pytest.raises(SandboxError, match="ended"):
@@ -437,7 +436,7 @@ async def test_a_python_that_was_named_by_a_roundabout_path_runs(
     sandbox = await Sandbox.open(readable=PYTHON)
     try:
         argv = [python_program(), "-I", "-S", "-c", "print('runs')"]
-        done = await sandbox.run(argv, env={}, cwd=sandbox.scratch, limits=GENEROUS)
+        done = await sandbox.run(argv, env={}, limits=GENEROUS)
         assert done.stdout == b"runs\n"
     finally:
         await sandbox.close()

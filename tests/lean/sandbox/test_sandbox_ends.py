@@ -187,9 +187,9 @@ WORKER = """
         folders = [sandbox.left, waiting.left]
         argv = [sys.executable, "-I", "-S", "-c", daemon, marker]
         limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
-        process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=limits)
+        process = await sandbox.start(argv, env={}, limits=limits)
         await process.read()
-        waiting.prepare(["/bin/sh", "-c", "read x", marker], env={}, cwd=waiting.scratch)
+        waiting.prepare(["/bin/sh", "-c", "read x", marker], env={})
         print(*folders, flush=True)
         await process.wait()
 

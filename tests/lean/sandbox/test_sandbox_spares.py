@@ -68,15 +68,12 @@ class Spares:
     def prepare(self) -> None:
         # What another has made would seem to be this one's until the supervisor starts it.
         self._sandbox.clear()
-        self._sandbox.prepare(self.argv, env={}, cwd=self._sandbox.scratch)
+        self._sandbox.prepare(self.argv, env={})
 
     async def run(
         self, stdin: bytes = b"", limits: Limits = GENEROUS, env: Mapping[str, str] | None = None
     ) -> Finished:
-        scratch = self._sandbox.scratch
-        return await self._sandbox.run(
-            self.argv, env=env or {}, cwd=scratch, limits=limits, stdin=stdin
-        )
+        return await self._sandbox.run(self.argv, env=env or {}, limits=limits, stdin=stdin)
 
     async def name(self) -> str:
         """What the file is called that the waiting one has made in its folder, once it has."""
@@ -120,7 +117,7 @@ async def test_another_program_ends_it(sandbox: Sandbox) -> None:
     # The same program with another environment is another program.
     assert name not in (await spares.run(env={"A": "b"})).stdout.decode()
     spares.prepare()
-    process = await sandbox.start(["/bin/cat"], env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    process = await sandbox.start(["/bin/cat"], env={}, limits=GENEROUS)
     assert marked(spares.marker) == []
     await process.kill()
     assert (await spares.run()).exit.code == 0
@@ -199,9 +196,9 @@ async def test_one_that_does_not_wait_costs_no_run(sandbox: Sandbox) -> None:
 
 async def test_one_that_cannot_be_started(sandbox: Sandbox) -> None:
     program = ["/no/such/lean"]
-    sandbox.prepare(program, env={}, cwd=sandbox.scratch)
+    sandbox.prepare(program, env={})
     with pytest.raises(SandboxError, match="/no/such/lean"):
-        await sandbox.run(program, env={}, cwd=sandbox.scratch, limits=GENEROUS)
+        await sandbox.run(program, env={}, limits=GENEROUS)
     spares = Spares(sandbox, NAMED)
     assert (await spares.run()).exit.code == 0
 

@@ -421,7 +421,6 @@ async def test_a_neighbour_has_all_of_its_own_disk(sandbox: Sandbox) -> None:
     process = await sandbox.start(
         python(FILL.format(then="import time; time.sleep(60)")),
         env={},
-        cwd=sandbox.scratch,
         limits=replace(limits, scratch_bytes=float("inf"), look_s=60),
     )
     try:
