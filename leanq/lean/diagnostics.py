@@ -77,9 +77,8 @@ _LINES = Decoder(_Line)
 
 
 class Printed:
-    """The messages of one run: the first 10,000 in the order printed. Takes seconds if a candidate
-    printed megabytes of them. ``failed``: whether there was an error other than an exhausted
-    budget."""
+    """The messages of one run: the first 10,000, in order. Takes seconds if a candidate printed
+    megabytes. ``failed``: whether there was an error other than an exhausted budget."""
 
     def __init__(self, said: bytes | Iterable[Found]) -> None:
         self.sorry = self.failed = self.exhausted = False

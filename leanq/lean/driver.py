@@ -1,8 +1,4 @@
-"""Drivers: they turn operations into Lean's answers.
-
-A driver serves one environment, in the way of its program. All drivers follow the protocol below,
-and the worker knows nothing else of them.
-"""
+"""Drivers turn operations into Lean's answers. The worker knows no more of them than stands here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The echo driver needs no Lean: it answers a payload after the delay that the request names.
-
-It is for load tests, benchmarks and simulated fleets.
-"""
+"""The echo driver answers a payload after a delay: for load tests, benchmarks, simulated fleets."""
 
 from __future__ import annotations
 

@@ -112,9 +112,7 @@ class Environment:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
             wanted = [self.toolchain.program.parent, LAUNCHER, *python_folders()]
-        library = self.toolchain.library
-        wanted += (*self.toolchain.shared_libraries, *self.search_path)
-        wanted += [library] if library else []
+        wanted += (*self.toolchain.shared_libraries, *self.folders())
         return tuple(dict.fromkeys(path for path in wanted if path.exists()))
 
     def find_olean(self, module: str) -> Path | None:

@@ -58,9 +58,6 @@ class Manifest(msgspec.Struct, frozen=True):
     toolchain: bool
 
 
-_DECODER = msgspec.json.Decoder(Manifest)
-
-
 def toolchain_files(prefix: Path) -> Mapping[str, Path]:
     """Returns what Lean needs of a toolchain, by its name there: the program, the shared libraries
     and the compiled library. Raises OSError."""
@@ -96,9 +93,8 @@ def write_pack(target: Path, manifest: Manifest, files: Mapping[str, Path]) -> N
 
 
 def unpacked(pack: Path, cache: Path) -> tuple[Path, Manifest]:
-    """Returns the folder of an unpacked pack, and what the pack says of itself. Unpacks it if no
-    process has done so; others wait meanwhile. This process holds the folder until it ends. Raises
-    ToolchainError."""
+    """Returns the folder of an unpacked pack, which this process holds until it ends, and what the
+    pack says of itself. Others wait for the first one to unpack it. Raises ToolchainError."""
     try:
         with (
             pack.open("rb") as raw,
@@ -170,7 +166,7 @@ def _manifest(pack: Path, archive: tarfile.TarFile) -> Manifest:
     found: Any = msgspec.json.decode(said)
     if isinstance(found, dict) and found.get("format", _FORMAT) != _FORMAT:
         raise ToolchainError(f"{pack} was made by a later release of leanq than this one")
-    manifest = _DECODER.decode(said)
+    manifest = msgspec.json.decode(said, type=Manifest)
     if not set(manifest.fingerprint) <= set("0123456789abcdef") or len(manifest.fingerprint) != 64:
         raise ValueError(f"expected a fingerprint, got {manifest.fingerprint!r}")
     return manifest

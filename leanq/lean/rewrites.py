@@ -61,10 +61,9 @@ def with_contradiction(code: str, theorem: Declaration, name: str) -> str:
 def with_lemmas(
     code: str, declarations: Sequence[Declaration], sorries: Sequence[Sorry], prefix: str
 ) -> str:
-    """Returns the text with each sorry as a lemma of its own, before its declaration. ``sorries``
-    are those of a check of the text, with their goals. The lemmas' names are ``prefix`` and a
-    number. Raises UsageError if a sorry stands in no named declaration, or has no goal that can be
-    stated alone."""
+    """Returns the text with each sorry of a check, with its goal, as a lemma before its
+    declaration. The lemmas' names are ``prefix`` and a number. Raises UsageError if a sorry stands
+    in no named declaration, or has no goal that can be stated alone."""
     holes = {hole.offset: hole for hole in find_holes(code)}
     spans = [(*_span(code, each), each) for each in declarations]
     lemmas: dict[int, list[str]] = {}

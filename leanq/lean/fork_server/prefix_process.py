@@ -140,9 +140,8 @@ def _watch(pid: int, cpu_end_s: float, wall_s: float) -> tuple[int, int]:
 
 
 def _tidy() -> None:
-    """Ends a fork's remaining processes in this namespace, and removes its files; or ends this
-    process. Modes cannot be changed here, so the next fork would find what lies in a folder that
-    cannot be listed, or too deep."""
+    """Ends a fork's remaining processes here, and removes its files; or ends this process, as the
+    next fork would find what lies in a folder that cannot be listed, or too deep."""
     with contextlib.suppress(ProcessLookupError):
         while True:  # until the first process of the namespace has reaped them
             os.kill(-1, signal.SIGKILL)

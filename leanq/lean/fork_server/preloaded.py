@@ -224,9 +224,8 @@ class Preloaded:
         os._exit(99)
 
     def go_on(self) -> NoReturn:
-        """In a child that has not forked others: runs Lean's command line once more, for the rest
-        of the process's life. The process has the descriptors 0 to 2, and the variables that Lean
-        is to see."""
+        """In a child that has not forked others: runs Lean's command line once more, for good, with
+        the descriptors 0 to 2 and the variables that Lean is to see."""
         assert self._main_arguments is not None
         self._process.hold()
         if self._empty_environment:

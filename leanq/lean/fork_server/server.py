@@ -87,12 +87,11 @@ class _Preloaded:
 class ForkServer:
     """The zygotes of one environment, which all slots of a worker share.
 
-    Before a header serves, texts run behind it and by a newly started Lean, and all bytes are
-    compared (:mod:`leanq.lean.fork_server.proof`). This machine remembers a pass. Later, a share of
-    the texts runs both ways, too. The first repeatable difference gives the fork server up for as
-    long as the environment is open. There are two exceptions, which only have the header proved
-    again. A text with programs of its own can tell a fork from a newly started Lean, and say so. A
-    text can run out of a budget at another place, since a fork makes an object more or less.
+    Before a header serves, it is proved (:mod:`leanq.lean.fork_server.proof`). Later, a share of
+    the texts runs both ways. The first repeatable difference gives the fork server up, but for two
+    exceptions, which have the header proved again. A text with programs of its own can tell a fork
+    from a newly started Lean, and say so. A text can run out of a budget at another place, since a
+    fork makes an object more or less.
     """
 
     environment: Environment
@@ -120,10 +119,6 @@ class ForkServer:
     def pids(self) -> list[int]:
         """The processes that have imported a header, or their supervisors."""
         return [each.zygote.supervisor.pid for each in self._preloaded.values() if each.zygote]
-
-    def zygote(self, key: Key) -> Zygote | None:
-        found = self._preloaded.get(key)
-        return found.zygote if found else None
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
         """Returns the name of a text's header, if a zygote could import it."""
@@ -249,8 +244,7 @@ class ForkServer:
                 await self._doubt(key, error)
 
     async def _doubt(self, key: Key, fault: Exception) -> None:
-        """Decides by a header without imports whether no header can be preloaded, or this one
-        alone, which a candidate has chosen."""
+        """Tells by a header without imports if none can be preloaded, or a candidate's alone."""
         try:
             if key[0] != BARE_HEADER:
                 await self._prover.prove_machine(key[1], anew=True)
@@ -394,9 +388,9 @@ class Comparisons:
                 return different
             count("leanq_fork_server_total", "told_apart")
             log.info("a text that can tell a fork says something else in one: %s", different)
-            zygote = self.forks.zygote(key)
-            if zygote is not None:
-                await self.prover.prove(key, zygote, header_trials(key[0]))
+            found = self.forks._preloaded.get(key)
+            if found is not None and found.zygote is not None:
+                await self.prover.prove(key, found.zygote, header_trials(key[0]))
         return ""
 
 

@@ -89,8 +89,7 @@ def first_difference(one: str, other: str) -> int:
 
 @dataclass(eq=False)
 class StandingPrefix:
-    """A process behind one prefix, from :meth:`open`. ``memory_bytes``: its memory after the last
-    request."""
+    """A process behind one prefix, from :meth:`open`, and its memory after the last request."""
 
     sandbox: Sandbox
     _process: Process
@@ -203,8 +202,7 @@ class StandingPrefixes:
     _closed: bool = False
 
     def holds(self, source_key: str) -> bool:
-        """Returns whether a process stands behind a prefix of this source, known by one of its
-        texts."""
+        """Returns whether a process is known to stand behind a prefix of this source."""
         return any(
             source_key in found.sources and any(each.alive for each in found.processes)
             for found in self._prefixes.values()

@@ -29,8 +29,8 @@ def is_silent(answer: Elaborated) -> bool:
     return bool(answer.sorries) and not Printed(answer.messages).sorry
 
 
-def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[Message, ...]:
-    """Returns Lean's messages about a text, those about its header first."""
+def whole_outcome(answer: Elaborated, session: Session, header: Header) -> Outcome:
+    """Returns Lean's verdict on a text, with the messages about its header first."""
     lines = [place_of(header.text, start) for _, start in header_statements(header)]
     notes: list[Message] = []
     for note, _ in session.notes(header):
@@ -38,7 +38,8 @@ def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[M
         line, column = lines[note.line - 1] if 0 < note.line <= len(lines) else (1, 0)
         column += note.column
         notes.append(replace(note, line=line, column=column, end_line=None, end_column=None))
-    return (*notes, *Printed(answer.messages).messages)
+    outcome = outcome_of(answer)
+    return replace(outcome, messages=(*notes, *outcome.messages))
 
 
 async def see(

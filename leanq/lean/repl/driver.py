@@ -22,7 +22,7 @@ from leanq.lean.diagnostics import noted
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import is_silent, messages_of, opened_at, outcome_of, see
+from leanq.lean.repl.checks import is_silent, opened_at, see, whole_outcome
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
 from leanq.lean.repl.sessions import Sessions
@@ -104,9 +104,7 @@ class ReplDriver(LeanDriver):
         answer = await session.elaborate(code, header, limits, request.infotree)
         if isinstance(answer, TimedOut):
             return answer.outcome(limits).reply()
-        messages = messages_of(answer, session, header)
-        reply = replace(outcome_of(answer), messages=messages).reply()
-        reply = replace(reply, infotree=answer.infotree)
+        reply = whole_outcome(answer, session, header).reply(infotree=answer.infotree)
         if reply.verdict != "incomplete":
             return reply
         if is_silent(answer) and request.audit:
@@ -145,9 +143,8 @@ class ReplDriver(LeanDriver):
     async def _by_repl(
         self, kept: _Kept, header: Header, state: str, texts: Iterable[str], work: _Work
     ) -> Reply | None:
-        """Returns the result of ``work`` in a process with this header, if possible one that holds
-        this state; None if no process can give one. ``texts``: all that Lean is to elaborate behind
-        the header."""
+        """Returns the result of ``work`` in a process with this header, and perhaps this state, for
+        which Lean elaborates these texts; None if no process can give one."""
         # Lean refuses some blanks, which are lost when headers are compared.
         if _ODD_BLANK.search(header.text):
             return None

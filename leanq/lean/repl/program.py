@@ -30,8 +30,7 @@ class ReplProgram:
 def find_repl(command: str, environment: Environment, environ: Mapping[str, str]) -> ReplProgram:
     """Finds the program that ``command`` means; looks relative paths up here, then in the
     environment's project. A ``lake env`` in front of it is left out: its settings are known, and a
-    sandbox has no lake. Raises UsageError if the command cannot be read, and ToolchainError if
-    there is no such program."""
+    sandbox has no lake. Raises UsageError or ToolchainError."""
     try:
         words = shlex.split(command)
     except ValueError as error:

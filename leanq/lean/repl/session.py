@@ -64,15 +64,6 @@ class Recycling:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Imported:
-    """A header in the process: its environment's number, and Lean's messages about it, warnings at
-    most, with places in the header's key."""
-
-    env: int
-    notes: tuple[Found, ...]
-
-
 @lru_cache(256)
 def header_key(header: Header) -> str:
     """Returns a header's statements, one a line; headers with the same key mean the same."""
@@ -90,7 +81,8 @@ class Session:
     requests: int = 0
     cpu_s: float = 0.0
     spoiled: bool = False
-    _imported: dict[str, _Imported] = field(default_factory=dict)
+    # The REPL's answers to headers, with places in their keys.
+    _imported: dict[str, Elaborated] = field(default_factory=dict)
     _born_s: float = field(default_factory=time.monotonic)
     _memory_bytes: int = 0
     _spent_s: float = 0.0
@@ -141,7 +133,7 @@ class Session:
 
     def notes(self, header: Header) -> tuple[Found, ...]:
         """Returns Lean's messages about a loaded header, with places in its key."""
-        return self._imported[header_key(header)].notes
+        return self._imported[header_key(header)].messages
 
     async def load(self, header: Header) -> bool:
         """Elaborates a header, unless it has; returns whether Lean finds no error in it, or else it
@@ -154,7 +146,7 @@ class Session:
             raise ReplError(f"its imports do not end: {answer.exit}")
         if not isinstance(answer, Elaborated) or Printed(answer.messages).failed:
             return False
-        self._imported[key] = _Imported(answer.env, answer.messages)
+        self._imported[key] = answer
         return True
 
     async def elaborate(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from leanq.lean.diagnostics import Outcome, Printed, classify_printed, is_budget, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
-from leanq.lean.repl.checks import messages_of, opened_at, outcome_of
+from leanq.lean.repl.checks import opened_at, outcome_of, whole_outcome
 from leanq.lean.repl.protocol import OpenGoal, Refused, Stepped
 from leanq.lean.repl.session import Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
@@ -109,10 +109,10 @@ class LiveStep:
         answer = await self.session.elaborate(draft.text, self.header, self.limits)
         if isinstance(answer, TimedOut):
             return answer.outcome(self.limits).reply()
-        messages = messages_of(answer, self.session, self.header)
-        outcome = outcome_apart(draft, replace(outcome_of(answer), messages=messages))
+        whole = whole_outcome(answer, self.session, self.header)
+        outcome = outcome_apart(draft, whole)
         if outcome.verdict in ("rejected", "exhausted"):
-            return replace(outcome, messages=move.told(draft, messages)).reply()
+            return replace(outcome, messages=move.told(draft, whole.messages)).reply()
         return None
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
@@ -173,8 +173,7 @@ class LiveStep:
         answer = await self.session.elaborate(draft.text, self.header, self.limits)
         if isinstance(answer, TimedOut):
             return answer.outcome(self.limits).reply()
-        messages = messages_of(answer, self.session, self.header)
-        return move.closed(draft, replace(outcome_of(answer), messages=messages).reply())
+        return move.closed(draft, whole_outcome(answer, self.session, self.header).reply())
 
 
 def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> OpenGoal | None:

@@ -99,8 +99,7 @@ class Cgroup:
     or limited. ``peak_bytes``: the most memory seen for the current program."""
 
     def __init__(self, folder: str | None) -> None:
-        """OSError: the folder cannot be opened. It is opened now since it may be out of sight
-        later."""
+        """Opens the folder now, since it may be out of sight later; raises OSError."""
         self.peak_bytes = 0
         self._folder: int | None = None
         self._base_bytes = 0

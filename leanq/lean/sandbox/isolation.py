@@ -97,9 +97,8 @@ def die_with_parent(signal: int) -> None:
 
 
 def unshare(names: Collection[str]) -> None:
-    """Takes new namespaces. The caller keeps its pid; only its children are in a new ``pid``. In a
-    new ``user`` it has all capabilities, and only its own uid and gid. A new ``net`` has no
-    interface that is up."""
+    """Takes new namespaces: a new ``pid`` for children alone. In a new ``user`` the caller has all
+    capabilities, and only its own uid and gid. A new ``net`` has no interface up."""
     if not names:
         return  # seccomp filters refuse even the call that asks for nothing
     uid, gid = os.geteuid(), os.getegid()
@@ -136,9 +135,8 @@ def mount_proc(target: str = "/proc", *, minimal: bool = False) -> None:
 
 
 def keep_own_proc(spare: str) -> None:
-    """Leaves of /proc this process alone, if another /proc cannot be mounted. The loader finds
-    libraries beside a program by /proc/self/exe, and so Lean finds its own. ``spare`` is any
-    folder."""
+    """Leaves of /proc this process alone, where the loader, and so Lean, finds libraries beside a
+    program by /proc/self/exe. ``spare`` is any folder."""
     pid = str(os.getpid())
     _mount(f"/proc/{pid}", spare, "", _BIND)
     mount_memory("/proc", mode="755", size_bytes=1 << 16)

@@ -74,8 +74,7 @@ class _Program:
 
 @dataclass(eq=False)
 class Sandbox:
-    """A place for one program at a time, from :meth:`open`. Belongs to the event loop that opened
-    it."""
+    """A place for one program at a time, in the event loop of its :meth:`open`."""
 
     scratch: Path
     """Where a program finds its private folder, the only place that it may write to."""
@@ -354,8 +353,7 @@ class Sandbox:
 
 
 class Supervisor:
-    """The process behind a sandbox, which ends once its socket is closed; perhaps a child of
-    ours."""
+    """The process behind a sandbox, which ends once its socket is closed."""
 
     def __init__(self, pidfd: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self._pidfd = pidfd
@@ -447,9 +445,8 @@ def bare_python(module: str) -> list[str]:
 
 
 def python_program() -> str:
-    """Returns this Python at a path that also exists in a sandbox's root. A folder that is left
-    again by ``..`` may be missing there. The name itself may be a link, by which a virtual
-    environment is told."""
+    """Returns this Python at a path without ``..``, which a sandbox's root may lack. The name
+    itself may be a link, by which a virtual environment is told."""
     program = Path(sys.executable)
     return str(program.parent.resolve() / program.name)
 

@@ -69,8 +69,7 @@ class Scratch:
 
 def empty(folder: str) -> None:
     """Removes everything in ``folder``, where no other process is at work; follows no link. A
-    program can nest folders deeper than any path or stack reaches, so each is first moved to the
-    top."""
+    program can nest folders deeper than any path reaches, so each is first moved to the top."""
     while True:
         os.chmod(folder, 0o700)
         with os.scandir(folder) as entries:

@@ -34,8 +34,7 @@ It runs in an isolated Python, without the rest of the package. Messages are JSO
 
 Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes"}. They are null for a
 program that is to wait for its input. Until limits come it is neither limited nor looked at, so
-that waiting costs nothing. Facts that hardly any program needs are not sent, since each message
-wakes a process that has lost its caches.
+that waiting costs nothing. Each message wakes a process that has lost its caches, so few are sent.
 """
 
 from __future__ import annotations

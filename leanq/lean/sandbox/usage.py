@@ -62,12 +62,9 @@ class UsageSampler:
     content of pipes. Mapped files, such as .olean files, do not count: they are the page cache,
     shared by all processes. Pages shared after a fork count once for each process.
 
-    Args:
-        first: a process below this one that is no part of the program, or 0.
-        shared: whether there can be shared memory outside the scratch folder; it counts then.
-
-    Attributes:
-        tasks: processes and threads, as of the last sample, the first among them.
+    ``first`` is a process below this one that is no part of the program, or 0. ``shared``: there
+    can be shared memory outside the scratch folder, which counts then. ``tasks``: processes and
+    threads, as of the last sample, the first among them.
     """
 
     def __init__(self, *, first: int = 0, shared: bool = True) -> None:
