@@ -1,4 +1,4 @@
-"""Drivers turn operations into Lean's answers. The worker knows no more of them than stands here."""
+"""Drivers turn operations into Lean's answers. The worker knows no more of them than this."""
 
 from __future__ import annotations
 

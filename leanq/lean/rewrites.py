@@ -1,7 +1,6 @@
 """Rewrites texts: theorems as statements, each sorry as a lemma, a statement negated.
 
-Lean has to check the new text once more: :mod:`leanq.commands.extract` does so, and so should every
-caller.
+Lean has to check the new text once more, as :mod:`leanq.commands.extract` has it do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Targets for candidates, compiled apart from any candidate, each once.
 
-Compiled targets are kept where no candidate can write: in the worker's own memory, and beside the
-machine's snapshots, whose room they share. Fingerprint, options and text name a target.
+They are kept where no candidate can write: in the worker's own memory, and beside the machine's
+snapshots, whose room they share. Fingerprint, options and text name a target.
 """
 
 from __future__ import annotations
