@@ -252,8 +252,7 @@ def _behind_its_preamble(statement: str, text: str) -> str:
     declared = [*_DECLARED.finditer(statement)]
     first = next((each for each in declared if each[1] in _declared(text)), None)
     header = split_header(statement).text
-    before = statement[: first.start()] if first is not None else header
-    before = _without_modifiers(before)
+    before = _without_modifiers(statement[: first.start()] if first is not None else header)
     # The text has this part already.
     behind_header = before.removeprefix(header).strip()
     lent = header if behind_header and behind_header in text else before

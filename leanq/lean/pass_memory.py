@@ -3,7 +3,7 @@
 A self-test tells whether Lean's functions are those that leanq takes them for. The answer is the
 same for the same bytes of Lean's libraries, the same code of leanq's, the same Python and machine.
 So the cache folder keeps a pass under a hash of all these, and never keeps a failure. A process
-that can write this user's files there can change the compiled Core there as well. All functions block.
+that can write this user's files there can change the compiled Core as well. All functions block.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ _KEPT_BYTES = 64 << 20
 # Raise it when the format on disk changes.
 _VERSION = "leanq-target-2"
 _MOST_SALTS = 100
-
-_DECODER = msgspec.msgpack.Decoder(tuple[str, list[bytes], tuple[str, str]])
+_Kept = tuple[str, list[bytes], tuple[str, str]]
 
 
 class _Compiled(NamedTuple):
@@ -181,7 +180,7 @@ class Targets:
             return None  # another worker has made room
         if hash_bytes(data) != manifest.digest:
             return None
-        of, file, ending = _DECODER.decode(data)
+        of, file, ending = msgspec.msgpack.decode(data, type=_Kept)
         # Who can write to the folder may rename a target, and need not write one.
         return _Compiled.of(file, ending) if of == key else None
 
