@@ -254,8 +254,10 @@ class Compilation:
             return _unjudged(reply, "judge_unavailable", text)
         if self._examples and self._examples.tells_line:
             return _told_apart(reply, "the text can tell on which line one stands")
-        if self.target is None and (word := await auditor.runs_programs(self._ended.code)):
-            return _programmed(reply, word, trusted=self.request.trust_programs)
+        if self.target is None:
+            word = await auditor.runs_programs(self._ended.code)
+            if word is not None:
+                return _programmed(reply, word, trusted=self.request.trust_programs)
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:

@@ -184,9 +184,13 @@ def unpack_export(blob: bytes) -> Recipe:
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     try:
-        return decoder.decode(data)
+        value = decoder.decode(data)
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"a recipe that cannot be read, or of a later release: {error}") from None
+    # Or a recipe would have several ids.
+    if msgspec.msgpack.encode(value) != data:
+        raise RecipeError("a recipe that is written in another way than leanq's")
+    return value
 
 
 def _check_holes(holes: Sequence[Hole], text: str, opened: int | None) -> None:

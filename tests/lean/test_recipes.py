@@ -158,3 +158,12 @@ def test_an_export_that_grows_without_bounds_is_refused() -> None:
 def test_what_is_no_export_is_refused(data: bytes) -> None:
     with pytest.raises(RecipeError):
         unpack_export(data)
+
+
+def test_a_recipe_has_one_way_to_be_written() -> None:
+    """Or it would have several ids."""
+    root = SOURCE.record()
+    for body in (b"\xcc\x00", b"\xd0\x00"):  # 0, longer than need be
+        record = b"S" + bytes.fromhex(record_id(root)) + body
+        with pytest.raises(RecipeError, match="another way"):
+            read_recipe(record_id(record), [record, root])
