@@ -24,11 +24,6 @@ def outcome_of(answer: Elaborated) -> Outcome:
     return classify_printed(Printed(answer.messages), open_goals=bool(answer.sorries))
 
 
-def is_silent(answer: Elaborated) -> bool:
-    """Returns whether a text has silenced the warning that it has holes."""
-    return bool(answer.sorries) and not Printed(answer.messages).sorry
-
-
 def whole_outcome(answer: Elaborated, session: Session, header: Header) -> Outcome:
     """Returns Lean's verdict on a text, with the messages about its header first."""
     lines = [place_of(header.text, start) for _, start in header_statements(header)]

@@ -18,11 +18,11 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, ReplError
-from leanq.lean.diagnostics import noted
+from leanq.lean.diagnostics import Printed, noted
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import is_silent, opened_at, see, whole_outcome
+from leanq.lean.repl.checks import opened_at, see, whole_outcome
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
 from leanq.lean.repl.sessions import Sessions
@@ -107,7 +107,8 @@ class ReplDriver(LeanDriver):
         reply = whole_outcome(answer, session, header).reply(infotree=answer.infotree)
         if reply.verdict != "incomplete":
             return reply
-        if is_silent(answer) and request.audit:
+        # A text can silence the warning that it has holes.
+        if answer.sorries and not Printed(answer.messages).sorry and request.audit:
             return None
         seen = await see(session, code, header, answer, limits)
         fingerprint = kept.environment.fingerprint
