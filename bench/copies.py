@@ -46,9 +46,11 @@ def _copy(kernel: Kernel, file: Path, module: Name, word: str, to: Path) -> set[
     image = open_image(read_parts(file.resolve()))
     constants = image.constants()
     build = _Copied(kernel, image, word)
-    infos, made = Infos.of_all(kernel, image, constants, build)
+    infos = Infos(kernel, image, constants, build)
+    infos.prepare()
     rng = random.Random(f"{word} {module}")
-    parts = [*made.values()]
+    roots = (part for raw in constants.values() for part in raw.parts)
+    parts = [build.expression(each) for each in image.walk(*roots).addresses]
 
     def info(raw: Raw) -> int:
         if raw.kind != "axiom" or raw.unsafe:
@@ -57,7 +59,7 @@ def _copy(kernel: Kernel, file: Path, module: Name, word: str, to: Path) -> set[
         levels = build.names(image.words[raw.head + 2])
         proof = _proof(kernel, rng, parts)
         all_ = kernel.list([name])
-        value = kernel.theorem_val(name, levels or none, made[raw.type_], proof, all_)
+        value = kernel.theorem_val(name, levels or none, build.expression(raw.type_), proof, all_)
         return kernel.construct(2, value)
 
     imports = {each.module for each in image.imports()}

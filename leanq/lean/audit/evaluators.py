@@ -35,7 +35,6 @@ from leanq.lean.audit.image import (
     FORALL,
     LIT,
     PROJ,
-    STRING_LIT,
     Image,
     Name,
     Raw,
@@ -317,8 +316,8 @@ def _text(image: Image, address: int) -> str | None:
     literal = image.index(address)
     if image.words[literal] >> 48 != LIT:
         return None
-    value = image.index(image.words[literal + 1])
-    return image.string(image.words[value + 1]) if image.words[value] >> 48 == STRING_LIT else None
+    value = image.literal(image.words[literal + 1])
+    return value if isinstance(value, str) else None
 
 
 def _applied(image: Image, address: int) -> tuple[Name, list[int]]:

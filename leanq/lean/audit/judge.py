@@ -152,9 +152,7 @@ class Judge:
     ) -> None:
         self._kernel, self._image, self._constants = kernel, image, constants
         self._build = build = Rebuilder(kernel, image, renamed)
-        self._infos = Infos(
-            kernel, image, constants, build, lambda address: build.expressions(address)[0][0]
-        )
+        self._infos = Infos(kernel, image, constants, build)
         self._state: dict[Name, Literal["pending", "done"]] = {}
         self._has_quotients = False
         self.references: dict[Name, set[Name]] = {}
@@ -219,11 +217,10 @@ class Judge:
 
     def _prepare(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
         """Returns how to declare a constant, and which constants have to come before."""
-        image, build, kernel = self._image, self._build, self._kernel
-        words, value, name = image.words, raw.value, raw.name
+        image, build, name = self._image, self._build, raw.name
         if raw.kind in ("constructor", "recursor"):
             # The kernel makes them with their type.
-            field = words[value + 2]
+            field = image.words[raw.value + 2]
             owners = [image.name(field)] if raw.kind == "constructor" else image.names(field)
             [_], self.references[name] = build.expressions(raw.type_)
             return (lambda: None), {*owners}
@@ -231,23 +228,10 @@ class Judge:
             return self._declare_quotients, {("Eq",)}
         if raw.kind == "inductive":
             return self._prepare_inductive(raw)
-        roots = [raw.type_] if raw.body is None else [raw.type_, raw.body]
-        made, needs = build.expressions(*roots)
-        self.references[name] = needs
-        head = (build.name_of(name), build.names(words[raw.head + 2]), *made)
-        # The constructors of `Lean.Declaration`.
-        if raw.kind == "axiom":
-            declaration = kernel.construct(0, kernel.axiom_val(*head, 0))
-        elif raw.kind == "definition":
-            hints, all_ = build.hints(words[value + 3]), build.names(words[value + 4])
-            declaration = kernel.construct(1, kernel.definition_val(*head, hints, 1, all_))
-        elif raw.kind == "theorem":
-            all_ = build.names(words[value + 3])
-            declaration = kernel.construct(2, kernel.theorem_val(*head, all_))
-        else:
-            all_ = build.names(words[value + 3])
-            declaration = kernel.construct(3, kernel.opaque_val(*head, 0, all_))
-        return (lambda: self._add(name, declaration)), needs
+        _, self.references[name] = build.expressions(*raw.parts)
+        # A `Declaration` of one of these kinds has the number and the value of its `ConstantInfo`.
+        declaration = self._infos.info(raw)
+        return (lambda: self._add(name, declaration)), self.references[name]
 
     def _declare_quotients(self) -> None:
         if not self._has_quotients:

@@ -40,7 +40,7 @@ from typing import Any
 
 from leanq.errors import AuditError
 from leanq.lean.audit.elaborator import Elaborator
-from leanq.lean.audit.image import ASTRAY, LIT, NUMBER_LIT, Image, Name, Raw
+from leanq.lean.audit.image import ASTRAY, LIT, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
     DisagreementError,
@@ -398,13 +398,11 @@ def _disagreement(
 
 def _has_large_number(image: Image, constants: Mapping[Name, Raw]) -> bool:
     roots = (part for raw in constants.values() if raw.safe for part in raw.parts)
-    for each in map(image.index, image.expressions_behind(*roots)):
+    for each in map(image.index, image.walk(*roots).addresses):
         if image.words[each] >> 48 == LIT:
-            literal = image.index(image.words[each + 1])
-            if image.words[literal] >> 48 == NUMBER_LIT:
-                number = image.words[literal + 1]
-                if not number & 1 or number >> 1 > _MAX_EXPONENT:  # a large one is an object
-                    return True
+            value = image.literal(image.words[each + 1])
+            if isinstance(value, int) and value > _MAX_EXPONENT:
+                return True
     return False
 
 

@@ -6,13 +6,11 @@ nothing to the kernel and is left out.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 from leanq.lean.audit.image import (
     AHEAD,
     APP,
-    ASTRAY,
     BOXED_ZERO,
     BVAR,
     CONST,
@@ -23,22 +21,18 @@ from leanq.lean.audit.image import (
     LEVEL_MAX,
     LEVEL_PARAM,
     LEVEL_SUCC,
-    LIT,
     MDATA,
-    NUMBER_LIT,
     PROJ,
     SORT,
-    STRING_LIT,
     Image,
     Name,
 )
 from leanq.lean.audit.kernel import Kernel, share
 from leanq.lean.audit.layouts import Damaged, shape
 
-# An expression keeps its loose bound variables in 20 bits, and a level its depth in 24.
-_MAX_BVAR = (1 << 20) - 2
-_MAX_LEVELS = 1 << 16
+_MAX_BVAR = (1 << 20) - 2  # an expression keeps its loose bound variables in 20 bits
 _BINDER_KINDS = 4
+_BINDER_BYTES = 41  # the size of a binder up to its kind: word 0, three fields, a hash
 _RENAMED = "_candidate"
 _REGULAR_HINT = shape(2, 0)
 
@@ -61,7 +55,6 @@ class Rebuilder:
         self._level_lists: dict[int, int] = {}
         self._name_lists: dict[int, int] = {}
         self._done: dict[int, int] = {}
-        self._const_names: dict[int, Name] = {}
         self.nodes = 0
 
     @property
@@ -112,131 +105,44 @@ class Rebuilder:
 
     def expressions(self, *roots: int) -> tuple[list[int], set[Name]]:
         """Returns the objects for some expressions, and the names of all constants in them."""
-        image, kernel = self._image, self._kernel
-        words, base, done = image.words, image.base, self._done
-        app, lam, forall = kernel.app, kernel.lam, kernel.forall
-        const_names, name = self._const_names, self.name
-        local: dict[int, int] = {}
-        get = local.get
-        found: set[Name] = set()
-        todo = list(roots)
-        pop, push = todo.pop, todo.append
-        limit = steps = image.steps
-        used = list(roots)
-        use = used.append
-        while todo:
-            at = todo[-1]
-            if at in local:
-                pop()
-                continue
-            offset = at - base
-            if offset < 0 or offset & 7:
-                raise Damaged(ASTRAY)
-            index = offset >> 3
-            kind = words[index] >> 48
-            steps -= 1
-            if steps < 0:
-                raise Damaged("it takes too long to read")
-            # Most are applications and binders, so these two have the same branch spelt out.
-            if kind == APP:
-                a, b = words[index + 1], words[index + 2]
-                x, y = get(a), get(b)
-                if x is None or y is None:
-                    if a >= at or b >= at:
-                        raise Damaged(AHEAD)
-                    if x is None:
-                        push(a)
-                    if y is None:
-                        push(b)
-                    continue
-                use(a)
-                use(b)
-                local[at] = done.get(at) or app(x, y)
-            elif kind in (LAM, FORALL):
-                a, b = words[index + 2], words[index + 3]
-                x, y = get(a), get(b)
-                if x is None or y is None:
-                    if a >= at or b >= at:
-                        raise Damaged(AHEAD)
-                    if x is None:
-                        push(a)
-                    if y is None:
-                        push(b)
-                    continue
-                binder = image.scalar(index, 8)
-                if binder >= _BINDER_KINDS:
-                    raise Damaged("it holds a malformed binder")
-                use(a)
-                use(b)
-                make = lam if kind == LAM else forall
-                local[at] = done.get(at) or make(name(words[index + 1]), x, y, binder)
-            elif kind == CONST:
-                made = done.get(at)
-                if made is None:
-                    of, levels = words[index + 1], words[index + 2]
-                    const_names[at] = image.name(of)
-                    made = done[at] = kernel.const(name(of), self._level_list(levels))
-                found.add(const_names[at])
-                local[at] = made
-            elif kind == LET:
-                parts = [words[index + n] for n in (2, 3, 4)]
-                if missing := [each for each in parts if each not in local]:
-                    if max(parts) >= at:
-                        raise Damaged(AHEAD)
-                    todo += missing
-                    continue
-                used += parts
-                local[at] = done.get(at) or kernel.let(
-                    name(words[index + 1]), *map(local.__getitem__, parts), image.flag(index, 8)
-                )
-            elif kind in (MDATA, PROJ):
-                a = words[index + (2 if kind == MDATA else 3)]
-                x = get(a)
-                if x is None:
-                    if a >= at:
-                        raise Damaged(AHEAD)
-                    push(a)
-                    continue
-                use(a)
-                if kind == MDATA:
-                    local[at] = x
-                    pop()
-                    continue
-                found.add(image.name(words[index + 1]))
-                number = kernel.nat(image.small(words[index + 2]))
-                local[at] = done.get(at) or kernel.proj(name(words[index + 1]), number, x)
-            else:
-                local[at] = done.get(at) or self._leaf(kind, words[index + 1])
-            pop()
-        image.spend(limit - steps)  # beside what names and literals have spent
-        self.nodes += len(local)
-        self._count_uses(local, used)
-        done.update(local)
-        return [local[each] for each in roots], found
+        image, done = self._image, self._done
+        walk = image.walk(*roots)
+        before = [at for at in walk.addresses if at in done]
+        self._make(sorted(walk.addresses))
+        self.nodes += len(walk.addresses)
+        # These stand in several places, in this constant or in one before it as well.
+        for at in (*walk.repeated, *before):
+            share(done[at])
+        return [done[each] for each in roots], set(map(image.name, walk.named))
 
-    def in_order(self, addresses: Iterable[int]) -> dict[int, int]:
-        """Returns the objects for expressions, by address; each comes after its parts.
+    def expression(self, root: int) -> int:
+        """Returns the object for an expression, which is to stand in one more place."""
+        if (found := self._done.get(root)) is None:
+            return self.expressions(root)[0][0]
+        share(found)
+        return found
 
-        For files of a library, many times faster than `expressions`, which an image's every
-        constant would enter anew.
+    def _make(self, addresses: Iterable[int]) -> None:
+        """Makes the objects of expressions that have none yet, each after its parts.
 
         Raises:
             Damaged: an expression is malformed, or comes before its parts.
         """
-        image, kernel = self._image, self._kernel
+        image, kernel, done = self._image, self._kernel, self._done
         words, base = image.words, image.base
         app, lam, forall, const = kernel.app, kernel.lam, kernel.forall, kernel.const
-        done: dict[int, int] = {}
         names, name, level_list = self._names, self.name, self._level_list
         try:
             for at in addresses:
+                if at in done:
+                    continue
                 index = (at - base) >> 3
                 kind = words[index] >> 48
                 if kind == APP:
                     done[at] = app(done[words[index + 1]], done[words[index + 2]])
                 elif kind in (LAM, FORALL):
                     binder = words[index + 5] & 0xFF
-                    if binder >= _BINDER_KINDS:
+                    if binder >= _BINDER_KINDS or words[index] >> 32 & 0xFFFF < _BINDER_BYTES:
                         raise Damaged("it holds a malformed binder")
                     of = words[index + 1]
                     done[at] = (lam if kind == LAM else forall)(
@@ -261,16 +167,6 @@ class Rebuilder:
                     done[at] = self._leaf(kind, words[index + 1])
         except KeyError:
             raise Damaged(AHEAD) from None
-        self.nodes += len(done)
-        return done
-
-    def _count_uses(self, local: dict[int, int], used: list[int]) -> None:
-        """Notes what stands in several places, in this constant or in one before it as well."""
-        done = self._done
-        used += local.keys() & done.keys()
-        for at, times in Counter(used).items():
-            if times > 1 or at in done:
-                share(local[at])
 
     def _leaf(self, kind: int, word: int) -> int:
         kernel = self._kernel
@@ -281,19 +177,9 @@ class Rebuilder:
             return int(kernel.bvar(kernel.nat(number)))
         if kind == SORT:
             return int(kernel.sort(self._level(word)))
-        if kind == LIT:
-            return int(kernel.lit(self._literal(word)))
-        raise Damaged("it holds a malformed expression, or a free or meta variable")
-
-    def _literal(self, address: int) -> int:
-        image, kernel = self._image, self._kernel
-        index = image.index(address)
-        kind, value = image.words[index] >> 48, image.words[index + 1]
-        if kind == NUMBER_LIT:
-            return kernel.construct(0, kernel.nat(image.natural(value)))
-        if kind == STRING_LIT:
-            return kernel.construct(1, kernel.text(image.string(value)))
-        raise Damaged("it holds a malformed literal")
+        value = self._image.literal(word)
+        made = kernel.text(value) if isinstance(value, str) else kernel.nat(value)
+        return int(kernel.lit(kernel.construct(int(isinstance(value, str)), made)))
 
     def _level_list(self, address: int) -> int:
         found = self._level_lists.get(address)
@@ -306,32 +192,15 @@ class Rebuilder:
         return found
 
     def _level(self, address: int) -> int:
-        levels, image, kernel = self._levels, self._image, self._kernel
-        words = image.words
-        todo = [address]
-        while todo:
-            at = todo[-1]
-            if at in levels:
-                todo.pop()
-                continue
-            image.spend(1)
-            index = image.index(at)
-            kind = words[index] >> 48
+        levels, kernel = self._levels, self._kernel
+        make = {
+            LEVEL_SUCC: kernel.level_succ,
+            LEVEL_MAX: kernel.level_max,
+            LEVEL_IMAX: kernel.level_imax,
+        }
+        for at, kind, fields in self._image.levels_behind(address, levels):
             if kind == LEVEL_PARAM:
-                levels[at] = kernel.level_param(self.name(words[index + 1]))
-                continue
-            if kind not in (LEVEL_SUCC, LEVEL_MAX, LEVEL_IMAX):
-                raise Damaged("it holds a malformed universe level")
-            parts = [words[index + n] for n in range(1, 2 if kind == LEVEL_SUCC else 3)]
-            if missing := [each for each in parts if each not in levels]:
-                if max(missing) >= at:
-                    raise Damaged(AHEAD)
-                todo += missing
-            elif kind == LEVEL_SUCC:
-                levels[at] = kernel.level_succ(levels[parts[0]])
+                levels[at] = kernel.level_param(self.name(fields[0]))
             else:
-                make = kernel.level_max if kind == LEVEL_MAX else kernel.level_imax
-                levels[at] = make(levels[parts[0]], levels[parts[1]])
-            if len(levels) + len(todo) > _MAX_LEVELS:
-                raise Damaged("it holds too many universe levels")
+                levels[at] = make[kind](*map(levels.__getitem__, fields))
         return levels[address]

@@ -27,27 +27,22 @@ from dataclasses import dataclass, field
 from leanq.lean.audit.image import (
     AHEAD,
     APP,
-    ASTRAY,
     BOXED_ZERO,
     BVAR,
     CONST,
     EXPRESSION_PARTS,
-    LEVEL_IMAX,
-    LEVEL_MAX,
     LEVEL_PARAM,
-    LEVEL_SUCC,
     LIT,
     MDATA,
-    NUMBER_LIT,
     PROJ,
     SORT,
-    STRING_LIT,
     Image,
     Name,
     Raw,
+    Walk,
 )
 from leanq.lean.audit.interner import Interner, Value
-from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display
 from leanq.lean.audit.stand_ins import ALONE, SORRY, Use, Uses
 from leanq.lean.audit.survey import places
@@ -67,8 +62,6 @@ _OVERRIDES = (
 _BESIDE_CONSTANT = re.compile(r"_.+|match_\d+(?:_\d+)*|splitter|proof_\d+|eq_\d+|eq_def")
 _BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
-_MAX_LEVEL_DEPTH = 400
-_RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
 
 
@@ -100,9 +93,9 @@ class Comparison:
 class _Scope:
     """The numbers of levels and leaves under a list of universe parameters."""
 
-    def __init__(self, parameters: Sequence[Name]) -> None:
+    def __init__(self, parameters: Sequence[Name], zero: int) -> None:
         self.places = {name: place for place, name in enumerate(parameters)}
-        self.levels: dict[int, int] = {}
+        self.levels = {BOXED_ZERO: zero}
         self.leaves: dict[int, int] = {}
 
 
@@ -125,10 +118,10 @@ class View:
 
         For a constant that counts as what it is, these are the names in that.
         """
-        if self.made:
-            self._settle(self._image.constants_in(root))
-        number, names = self._number(raw, root)
-        return number, self._unfolded(names)
+        walk = self._image.walk(root)
+        names = set(map(self._image.name, walk.named))
+        self._settle(names)
+        return self._number(raw, root, walk), self._unfolded(names)
 
     def count_as(self, name: Name, meaning: Value) -> int:
         """Lets a constant count as something else; returns the number of that."""
@@ -152,7 +145,7 @@ class View:
                 opened.add(name)
                 todo += needs
                 continue
-            numbers = (self._number(raw, root)[0] for root in roots)
+            numbers = (self._number(raw, root, self._image.walk(root)) for root in roots)
             levels = len(self._image.levels(raw))
             meanings[name] = self._interner.number(("meaning", raw.kind, levels, *numbers))
             self._behind[name] = self._unfolded(inner)
@@ -164,97 +157,56 @@ class View:
             return names
         return (names - inner).union(*(self._behind[name] for name in inner))
 
-    def _number(self, raw: Raw, root: int) -> tuple[int, set[Name]]:
+    def _number(self, raw: Raw, root: int, walk: Walk) -> int:
         image, words, base = self._image, self._image.words, self._image.base
         scope = self._scope(raw)
-        numbers, leaves, limit = self._interner.numbers, scope.leaves, self._image.steps
-        steps = limit
+        numbers, leaves = self._interner.numbers, scope.leaves
         local: dict[int, int] = {}
-        get = local.get
-        names: set[Name] = set()
-        todo = [root]
-        while todo:
-            at = todo[-1]
-            if at in local:
-                todo.pop()
-                continue
-            offset = at - base
-            if offset < 0 or offset & 7:
-                raise Damaged(ASTRAY)
-            index = offset >> 3
-            kind = words[index] >> 48
-            steps -= 1
-            if steps < 0:
-                raise Damaged("it takes too long to read")
-            if kind == APP:  # more than half of all, spelt out for speed
-                a, b = words[index + 1], words[index + 2]
-                x, y = get(a), get(b)
-                if x is None or y is None:
-                    if a >= at or b >= at:
-                        raise Damaged(AHEAD)
-                    todo.append(a)
-                    todo.append(b)
+        try:
+            for at in sorted(walk.addresses):
+                index = (at - base) >> 3
+                kind = words[index] >> 48
+                key: Value
+                if kind == APP:  # more than half of all, spelt out for speed
+                    key = (APP, local[words[index + 1]], local[words[index + 2]])
+                elif kind == MDATA:
+                    local[at] = local[words[index + 2]]
                     continue
-                local[at] = numbers.setdefault((APP, x, y), len(numbers))
-                todo.pop()
-                continue
-            if kind not in EXPRESSION_PARTS:
-                raise Damaged("it holds a malformed expression, or a free or meta variable")
-            below = [words[index + part] for part in EXPRESSION_PARTS[kind]]
-            if missing := [each for each in below if each not in local]:
-                if max(missing) >= at:
-                    raise Damaged(AHEAD)
-                todo += missing
-                continue
-            if kind in (CONST, PROJ):
-                names.add(image.name(words[index + 1]))
-            parts = [local[each] for each in below]
-            if kind == MDATA:
-                local[at] = parts[0]
-            elif parts:
-                key = (kind, *parts, *self._leaf(kind, index, scope))
+                elif below := EXPRESSION_PARTS[kind]:
+                    parts = [local[words[index + part]] for part in below]
+                    key = (kind, *parts, *self._leaf(kind, index, scope))
+                else:
+                    if at not in leaves:
+                        leaf = self._leaf(kind, index, scope)
+                        leaves[at] = self._interner.number((kind, *leaf))
+                    local[at] = leaves[at]
+                    continue
                 local[at] = numbers.setdefault(key, len(numbers))
-            else:
-                if at not in leaves:
-                    leaf = self._leaf(kind, index, scope)
-                    leaves[at] = self._interner.number((kind, *leaf))
-                local[at] = leaves[at]
-            todo.pop()
-        image.spend(limit - steps)
-        return local[root], names
+        except KeyError:
+            raise Damaged(AHEAD) from None
+        return local[root]
 
     def _scope(self, raw: Raw) -> _Scope:
         parameters = tuple(self._image.levels(raw))
         found = self._scopes.get(parameters)
         if found is None:
-            found = self._scopes[parameters] = _Scope(parameters)
+            zero = self._interner.number(("level", "zero"))
+            found = self._scopes[parameters] = _Scope(parameters, zero)
         return found
 
-    def _level(self, address: int, scope: _Scope, depth: int = 0) -> int:
+    def _level(self, address: int, scope: _Scope) -> int:
         """Returns the number of a universe level."""
-        image, words = self._image, self._image.words
-        if address in scope.levels:
-            return scope.levels[address]
-        key: Value = ("level", "zero")
-        if address != BOXED_ZERO:
-            if depth > _MAX_LEVEL_DEPTH:
-                raise Damaged("it holds a universe level that is too deep")
-            image.spend(1)
-            index = image.index(address)
-            kind = words[index] >> 48
+        image, levels = self._image, scope.levels
+        for at, kind, fields in image.levels_behind(address, levels):
             if kind == LEVEL_PARAM:
-                place = scope.places.get(image.name(words[index + 1]))
+                place = scope.places.get(image.name(fields[0]))
                 if place is None:
                     raise Damaged("it holds a universe level that is no parameter of its constant")
-                key = ("level", kind, place)
-            elif kind in (LEVEL_SUCC, LEVEL_MAX, LEVEL_IMAX):
-                count = 1 if kind == LEVEL_SUCC else 2
-                parts = [words[index + number] for number in range(1, count + 1)]
-                key = ("level", kind, *(self._level(each, scope, depth + 1) for each in parts))
+                key: Value = ("level", kind, place)
             else:
-                raise Damaged("it holds a malformed universe level")
-        found = scope.levels[address] = self._interner.number(key)
-        return found
+                key = ("level", kind, *(levels[each] for each in fields))
+            levels[at] = self._interner.number(key)
+        return levels[address]
 
     def whole(self, raw: Raw) -> Value:
         """Returns everything of a constant, in a form that can be compared."""
@@ -288,15 +240,12 @@ class View:
         if raw.kind == "recursor":
             counts = (image.small(words[value + number]) for number in (3, 4, 5, 6))
             flags = (image.flag(value, 0), image.flag(value, 1))
-            return (tuple(image.names(words[value + 2])), *counts, *flags, *self._rules(raw))
+            rules = (
+                (image.name(constructor), fields, self.expression(raw, right)[0])
+                for constructor, fields, right in image.rules(raw)
+            )
+            return (tuple(image.names(words[value + 2])), *counts, *flags, *rules)
         return ()
-
-    def _rules(self, raw: Raw) -> Iterator[Value]:
-        image, words = self._image, self._image.words
-        for address in image.linked(words[raw.value + 7]):
-            rule = image.object(address, _RECURSOR_RULE)
-            right, _ = self.expression(raw, words[rule + 3])
-            yield image.name(words[rule + 1]), image.small(words[rule + 2]), right
 
     def _leaf(self, kind: int, index: int, scope: _Scope) -> Value:
         """Returns what an expression holds beside other expressions."""
@@ -311,14 +260,7 @@ class View:
             return (self._meanings.get(name, name), *levels)
         if kind == PROJ:
             return (image.name(words[index + 1]), image.small(words[index + 2]))
-        if kind != LIT:
-            return ()
-        literal = image.index(words[index + 1])
-        if words[literal] >> 48 == NUMBER_LIT:
-            return ("number", image.natural(words[literal + 1]))
-        if words[literal] >> 48 == STRING_LIT:
-            return ("string", image.string(words[literal + 1]))
-        raise Damaged("it holds a malformed literal")
+        return (image.literal(words[index + 1]),) if kind == LIT else ()
 
 
 class Stated:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from leanq.errors import AuditError
-from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.infos import Infos
 from leanq.lean.audit.kernel import Kernel, KernelUnavailableError
 from leanq.lean.audit.known_names import KERNEL_NAMES
@@ -51,7 +50,9 @@ def transcribe(kernel: Kernel, job: Mapping[str, Any]) -> dict[str, Any]:
     image = open_image(parts)
     constants = image.constants()
     build = Rebuilder(kernel, image)
-    written = _infos(kernel, image, constants, build)
+    infos = Infos(kernel, image, constants, build)
+    infos.prepare()
+    written = {build.name_of(name): infos.info(raw) for name, raw in constants.items()}
     if job["adds_of_list"]:
         name, info = _of_list(kernel, build, written[build.name_of(OF_CHARACTERS)])
         written[name] = info
@@ -68,14 +69,6 @@ def transcribe(kernel: Kernel, job: Mapping[str, Any]) -> dict[str, Any]:
         "constants": len(constants),
         "known": sorted(display(name) for name in constants.keys() & KERNEL_NAMES),
     }
-
-
-def _infos(
-    kernel: Kernel, image: Image, constants: Mapping[Name, Raw], build: Rebuilder
-) -> dict[int, int]:
-    """Returns the constants for the kernel, by their names."""
-    infos, _ = Infos.of_all(kernel, image, constants, build)
-    return {build.name_of(name): infos.info(raw) for name, raw in constants.items()}
 
 
 def _of_list(kernel: Kernel, build: Rebuilder, of_characters: int) -> tuple[int, int]:

@@ -68,7 +68,7 @@ class Edited(Writer):
         """Has all expressions that name one constant name another."""
         new = self.name(*becomes)
         for raw in self.constants.values():
-            for each in self.image.expressions_behind(*raw.parts):
+            for each in self.image.walk(*raw.parts).addresses:
                 index = self.image.index(each)
                 is_const = self.image.words[index] >> 48 == CONST
                 if is_const and self.image.name(self.image.words[index + 1]) == was:
