@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from leanq.lean.audit import shapes
 from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.expressions import (
     EXPLICIT,
@@ -32,19 +33,7 @@ from leanq.lean.audit.expressions import (
     head_of,
     without_mark,
 )
-from leanq.lean.audit.image import (
-    APP,
-    BVAR,
-    CONST,
-    EXPRESSION_PARTS,
-    FORALL,
-    LAM,
-    LET,
-    LIT,
-    PROJ,
-    SORT,
-    Name,
-)
+from leanq.lean.audit.image import Name
 from leanq.lean.audit.kernel import Kernel, share
 
 WHOLE: Mapping[str, bool] = {"pp.explicit": True, "pp.notation": False, "pp.coercions": False}
@@ -56,9 +45,9 @@ _RAW: Mapping[str, bool] = {"pp.natLit": True}
 _NAT: Name = ("Nat",)
 _OF_NAT: Name = ("OfNat", "ofNat")
 # All its instances for one proposition are equal.
-_DECIDABLE = (CONST, "Decidable")
-_FAMILIES = tuple((CONST, f"Decidable{each}") for each in ("Pred", "Rel", "Eq"))
-_NATURAL = (CONST, "Nat")
+_DECIDABLE = (shapes.CONST, "Decidable")
+_FAMILIES = tuple((shapes.CONST, f"Decidable{each}") for each in ("Pred", "Rel", "Eq"))
+_NATURAL = (shapes.CONST, "Nat")
 _OUT = frozenset({("outParam",), ("semiOutParam",)})
 _MOST_VISITS = 50_000
 
@@ -95,7 +84,7 @@ class Annotator(Expressions):
         """
         self._left, self._shown = _MOST_VISITS, shown
         self.hides_levels = self.hides_instances = self.has_variables = False
-        return self._visit(statement, (), (SORT,))
+        return self._visit(statement, (), (shapes.SORT,))
 
     def unlike(self, statement: int, other: int) -> set[int]:
         """Returns the applications in a statement that have other instances in another one.
@@ -111,7 +100,7 @@ class Annotator(Expressions):
             kind = self._kind(one)
             if self._elaborator.same(one, other) or kind != self._kind(other):
                 continue
-            if kind == APP:
+            if kind == shapes.APP:
                 (head, args), (other, others) = self._spine(one), self._spine(other)
                 signature = self._signature(head, around)
                 todo.append((head, other, around))
@@ -120,8 +109,8 @@ class Annotator(Expressions):
                     if signature and self._kind_of(signature, number) == INSTANCE:
                         found |= set() if self._elaborator.same(*pair) else {one}
                 continue
-            for part in EXPRESSION_PARTS[kind]:
-                is_body = kind in (FORALL, LAM, LET) and part == EXPRESSION_PARTS[kind][-1]
+            for part in shapes.PARTS[kind]:
+                is_body = kind in shapes.BINDERS and part == shapes.PARTS[kind][-1]
                 inside = self._inside(one, around) if is_body else around
                 todo.append((self._word(one, part), self._word(other, part), inside))
         return found
@@ -131,29 +120,29 @@ class Annotator(Expressions):
         that."""
         self._spend()
         kind, word = self._kind(at), self._word
-        if kind in (FORALL, LAM):
-            type_ = self._visit(word(at, 2), around, (SORT,))
-            variable = (BVAR, "around", len(around))
-            expected = self._result(expected, variable) if kind == LAM else (SORT,)
+        if kind in (shapes.FORALL, shapes.LAM):
+            type_ = self._visit(word(at, 2), around, (shapes.SORT,))
+            variable = (shapes.BVAR, "around", len(around))
+            expected = self._result(expected, variable) if kind == shapes.LAM else (shapes.SORT,)
             body = self._visit(word(at, 3), self._inside(at, around), expected)
             if (type_, body) == (word(at, 2), word(at, 3)):
                 return at
-            make = self._kernel.forall if kind == FORALL else self._kernel.lam
+            make = self._kernel.forall if kind == shapes.FORALL else self._kernel.lam
             return int(make(*self._used(word(at, 1), type_, body), self._binder(at)))
-        if kind == LET:
-            type_ = self._visit(word(at, 2), around, (SORT,))
+        if kind == shapes.LET:
+            type_ = self._visit(word(at, 2), around, (shapes.SORT,))
             value = self._visit(word(at, 3), around, self._key(word(at, 2), len(around)))
             body = self._visit(word(at, 4), self._inside(at, around), expected)
             parts = self._used(word(at, 1), type_, value, body)
             return int(self._kernel.let(*parts, self._kernel.byte(at, 4, 8)))
-        if kind == PROJ:
+        if kind == shapes.PROJ:
             inner = self._visit(word(at, 3), around, None)
             return int(self._kernel.proj(*self._used(word(at, 1), word(at, 2), inner)))
-        if kind == APP:
+        if kind == shapes.APP:
             return self._visit_application(at, around, expected)
-        if kind == LIT:
+        if kind == shapes.LIT:
             return self._noted(at, _RAW)
-        if kind == CONST:
+        if kind == shapes.CONST:
             self.hides_levels |= self._signature(at, around).hides_levels  # type: ignore[union-attr]
         return at
 
@@ -163,7 +152,7 @@ class Annotator(Expressions):
         if signature is None:
             inner = self._visit(head, around, None)
             made = [self._visit(each, around, None) for each in args]
-            note = None if self._takes(head, LAM, len(args)) else WHOLE
+            note = None if self._takes(head, shapes.LAM, len(args)) else WHOLE
             return self._noted(self._applied(at, head, args, inner, made), note)
         if signature.is_proof:
             return at
@@ -255,8 +244,8 @@ class Annotator(Expressions):
                 if self._is_of(arg, around, wanted[number]):
                     known |= told
             elif (
-                self._kind(arg) == LAM
-                and self._kind(types[number]) == FORALL
+                self._kind(arg) == shapes.LAM
+                and self._kind(types[number]) == shapes.FORALL
                 and self._key(self._word(arg, 2), len(around)) == domain(wanted[number])
             ):
                 known |= self._rigid(self._word(types[number], 2), number)
@@ -268,7 +257,7 @@ class Annotator(Expressions):
     def _told_by_class(self, type_: int, depth: int, known: set[int]) -> set[int]:
         """Returns the output parameters of a class that follow from the known ones."""
         head, args = self._spine(type_)
-        signature = self._signature(head, ()) if self._kind(head) == CONST else None
+        signature = self._signature(head, ()) if self._kind(head) == shapes.CONST else None
         if signature is None:
             return set()
         inputs, outputs = set[int](), set[int]()
@@ -282,18 +271,18 @@ class Annotator(Expressions):
 
     def _is_output(self, type_: int) -> bool:
         head, _ = self._spine(type_)
-        return self._kind(head) == CONST and self._name(self._word(head, 1)) in _OUT
+        return self._kind(head) == shapes.CONST and self._name(self._word(head, 1)) in _OUT
 
     def _tells_type(self, at: int, around: Locals) -> bool:
         """Returns whether the printed part of an expression tells its type."""
         if self._is_proof(at, around):
             return False
         kind = self._kind(at)
-        if kind == LAM:
+        if kind == shapes.LAM:
             return self._tells_type(self._word(at, 3), self._inside(at, around))
-        if kind == LET:
+        if kind == shapes.LET:
             return self._tells_type(self._word(at, 4), self._inside(at, around))
-        if kind != APP:
+        if kind != shapes.APP:
             return True
         head, args = self._spine(at)
         signature = self._signature(head, around)
@@ -311,10 +300,10 @@ class Annotator(Expressions):
         """Returns whether all instance arguments are those that the header leads to."""
         if more := args[len(signature.kinds) :]:
             result = signature.result
-            if self._kind(result) == BVAR:
+            if self._kind(result) == shapes.BVAR:
                 place = len(signature.kinds) - 1 - (self._word(result, 1) >> 1)
                 result = args[place] if place >= 0 else result
-            if not self._takes(result, FORALL, len(more)):
+            if not self._takes(result, shapes.FORALL, len(more)):
                 return False
         return all(
             self._is_default(args[number], around, required)
@@ -348,9 +337,9 @@ class Annotator(Expressions):
 
     def _is_default(self, at: int, around: Locals, required: Key) -> bool:
         """Returns whether an instance is the one that is found for a class."""
-        while self._kind(at) == LAM:
+        while self._kind(at) == shapes.LAM:
             if head_of(required) not in _FAMILIES:
-                required = self._result(required, (BVAR, "around", len(around)))
+                required = self._result(required, (shapes.BVAR, "around", len(around)))
                 if required is None:
                     return False
             at, around = self._word(at, 3), self._inside(at, around)
@@ -359,13 +348,13 @@ class Annotator(Expressions):
         class_ = head_of(required)
         if class_ != _DECIDABLE and class_ not in _FAMILIES and self._type(at, around) != required:
             return False
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             level = len(around) - 1 - (self._word(head, 1) >> 1)
             first, is_found = level + 1, around[level].is_instance
         else:
             first = 0
             is_found = (
-                kind == CONST
+                kind == shapes.CONST
                 and self._name(self._word(head, 1)) not in self._own
                 and self._elaborator.is_instance(self._word(head, 1))
             )
@@ -391,41 +380,41 @@ class Annotator(Expressions):
         unfolds, whatever its brackets.
         """
         type_ = local.type_
-        harmless: tuple[int, ...] = (SORT, BVAR)
+        harmless: tuple[int, ...] = (shapes.SORT, shapes.BVAR)
         while True:
-            while self._kind(type_) in (FORALL, LAM):
+            while self._kind(type_) in (shapes.FORALL, shapes.LAM):
                 type_ = self._word(type_, 3)
             head, _ = self._spine(type_)
             if self._kind(head) in harmless:
                 return False
-            if self._kind(head) != CONST or self._name(self._word(head, 1)) in self._own:
+            if self._kind(head) != shapes.CONST or self._name(self._word(head, 1)) in self._own:
                 return True
             if not self._elaborator.may_be_class(self._word(head, 1)):
                 return False
             type_ = self._kernel.info(self._word(head, 1)).value
             if not type_:
                 return True
-            harmless = (SORT,)  # the definition's variables stand for something
+            harmless = (shapes.SORT,)  # the definition's variables stand for something
 
     def _is_of(self, at: int, around: Locals, type_: Key) -> bool:
         """Returns whether an expression is of a type, without unfolding definitions."""
-        while self._kind(at) == LAM and type_ is not None:
+        while self._kind(at) == shapes.LAM and type_ is not None:
             if self._key(self._word(at, 2), len(around)) != domain(type_):
                 return False
-            type_ = self._result(type_, (BVAR, "around", len(around)))
+            type_ = self._result(type_, (shapes.BVAR, "around", len(around)))
             at, around = self._word(at, 3), self._inside(at, around)
         return type_ is not None and self._type(at, around) == type_
 
     def _is_number(self, head: int, args: Sequence[int]) -> bool:
         return (
             len(args) == 3
-            and self._kind(head) == CONST
+            and self._kind(head) == shapes.CONST
             and self._name(self._word(head, 1)) == _OF_NAT
-            and self._kind(args[1]) == LIT
+            and self._kind(args[1]) == shapes.LIT
         )
 
     def _is_natural(self, type_: int) -> bool:
-        return self._kind(type_) == CONST and self._name(self._word(type_, 1)) == _NAT
+        return self._kind(type_) == shapes.CONST and self._name(self._word(type_, 1)) == _NAT
 
     def _is_told(self, signature: Signature, number: int, known: set[int]) -> bool:
         """Returns whether the type of an argument follows from the known arguments."""
@@ -439,7 +428,7 @@ class Annotator(Expressions):
     def _holds_own(self, at: int) -> bool:
         """Returns whether an expression refers to the text's own declarations."""
         return any(
-            self._kind(each) == CONST and self._name(self._word(each, 1)) in self._own
+            self._kind(each) == shapes.CONST and self._name(self._word(each, 1)) in self._own
             for each in self._below([at])
         )
 

@@ -8,8 +8,6 @@ candidate its constants alone. Names and types of the functions are a compiler's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import c_size_t, c_uint8, c_uint32, c_void_p
-from typing import Any
 
 from leanq.lean.audit.image import Name
 from leanq.lean.audit.kernel import (
@@ -18,34 +16,11 @@ from leanq.lean.audit.kernel import (
     Kernel,
     KernelLimitError,
     KernelUnavailableError,
+    lean_function,
     retain,
     word,
 )
 
-_POINTER = c_void_p
-_FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "_set_module": ("l_Lean_Environment_setMainModule", (_POINTER, _POINTER)),
-    "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
-    "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
-    "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
-    "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
-    "_is_instance": ("l_Lean_Meta_isInstanceCore", (_POINTER, _POINTER)),
-    "_is_class": ("l_Lean_isClass", (_POINTER, _POINTER)),
-    "_reducibility": ("l_Lean_getReducibilityStatusCore", (_POINTER, _POINTER)),
-    "_declare": (
-        "l_Lean_Environment_addDeclCore",
-        (_POINTER, c_size_t, c_size_t, _POINTER, _POINTER, c_uint8),
-    ),
-    "_input": ("l_Lean_Parser_mkInputContext___redArg", (*[_POINTER] * 2, c_uint8, _POINTER)),
-    "_state": ("l_Lean_Elab_Command_mkState", (_POINTER,) * 3),
-    "_process": ("l_Lean_Elab_IO_processCommands", (_POINTER,) * 4),
-    "_start_threads": ("lean_init_task_manager_using", (c_uint32,)),
-    "_has_errors": ("l_Lean_MessageLog_hasErrors", (_POINTER,)),
-    "_same": ("lean_expr_eqv", (_POINTER, _POINTER)),
-    "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
-}
-_BYTES = ("_is_instance", "_is_class", "_reducibility", "_has_errors", "_same")
-_RESULTS = {**dict.fromkeys(_BYTES, c_uint8), "_start_threads": None}
 _IS_NOT_UNFOLDED = 1  # the constructor of `Lean.ReducibilityStatus`
 
 
@@ -56,29 +31,29 @@ class Elaborator:
         KernelUnavailableError: the library lacks a function; it judges without.
     """
 
-    _set_module: Any
-    _elaborated: Any
-    _set_option: Any
-    _print: Any
-    _pretty: Any
-    _is_instance: Any
-    _is_class: Any
-    _reducibility: Any
-    _declare: Any
-    _input: Any
-    _state: Any
-    _process: Any
-    _start_threads: Any
-    _has_errors: Any
-    _same: Any
-    _kernel_env: Any
+    _set_module = lean_function("l_Lean_Environment_setMainModule", "oo")
+    _elaborated = lean_function("l_Lean_Environment_ofKernelEnv", "o")
+    _set_option = lean_function("l_Lean_Options_insert", "ooo")
+    _print = lean_function("l_Lean_PrettyPrinter_ppExprLegacy", "ooooo")
+    _pretty = lean_function("l_Std_Format_pretty", "oooo")
+    _is_instance = lean_function("l_Lean_Meta_isInstanceCore", "oo", "b")
+    _is_class = lean_function("l_Lean_isClass", "oo", "b")
+    _reducibility = lean_function("l_Lean_getReducibilityStatusCore", "oo", "b")
+    _declare = lean_function("l_Lean_Environment_addDeclCore", "oqqoob")
+    _input = lean_function("l_Lean_Parser_mkInputContext___redArg", "oobo")
+    _state = lean_function("l_Lean_Elab_Command_mkState", "ooo")
+    _process = lean_function("l_Lean_Elab_IO_processCommands", "oooo")
+    _start_threads = lean_function("lean_init_task_manager_using", "u", "-")
+    _has_errors = lean_function("l_Lean_MessageLog_hasErrors", "o", "b")
+    _same = lean_function("lean_expr_eqv", "oo", "b")
+    _kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._env = kernel, 0
         self._module: Name = ()
         self._declared: int | None = None
         try:
-            kernel.bind(self, _FUNCTIONS, _RESULTS)
+            kernel.bind(self)
             self._no_locals = kernel.value("l_Lean_LocalContext_empty")
             self._no_metas = kernel.value("l_Lean_instInhabitedMetavarContext")
             self._no_messages = kernel.value("l_Lean_MessageLog_empty")

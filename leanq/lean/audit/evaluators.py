@@ -28,20 +28,12 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from leanq.errors import AuditError, SandboxError
-from leanq.lean.audit.image import (
-    APP,
-    CONST,
-    EXPRESSION_PARTS,
-    FORALL,
-    LIT,
-    PROJ,
-    Image,
-    Name,
-    Raw,
-)
-from leanq.lean.audit.layouts import Damaged, shape
-from leanq.lean.audit.olean import display, modules_of, open_image, read_parts
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.olean import code_with, display, modules_of, open_image, read_parts
 from leanq.lean.audit.programs import Evaluators, is_word
+from leanq.lean.audit.shapes import shape
 from leanq.lean.audit.survey import reachable
 from leanq.lean.environment import Environment
 from leanq.lean.hashes import hash_bytes, keep, read_kept
@@ -77,8 +69,6 @@ _CPU_S, _WALL_S, _MEMORY_BYTES = 900, 1800, 8 << 30
 _SPARE_CPU_S = 5  # or the kernel sends SIGKILL at the limit, as it does where memory is short
 # Whoever ends the scan by these knows nothing of the libraries.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The code that decides on what is found.
-_CODE = ("evaluators", "image", "layouts", "olean", "programs", "survey")
 
 _known: dict[tuple[str, tuple[Path, ...], Path, str], Evaluators] = {}
 
@@ -130,8 +120,8 @@ def _evaluators(environment: Environment) -> Evaluators:
         folders = folders[:-1]  # leanq's own Core
     if not any(_modules(folders)):
         return Evaluators()
-    code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CODE]
-    key = f"{environment.fingerprint}-{hash_bytes(b''.join(code)).hex()[:16]}"
+    code = code_with("evaluators", "programs", "survey")
+    key = f"{environment.fingerprint}-{hash_bytes(code).hex()[:16]}"
     path = environment.cache / "evaluators" / f"{key}.json"
     try:
         return Evaluators(**json.loads(read_kept(path) or b""))
@@ -285,7 +275,7 @@ def _categories(image: Image, address: int) -> dict[Name, str]:
 
 def _is_syntax(image: Image, raw: Raw) -> bool:
     type_ = image.index(raw.type_)
-    if image.words[type_] >> 48 != CONST:
+    if image.words[type_] >> 48 != shapes.CONST:
         return False
     return _last(image.name(image.words[type_ + 1])) in _SYNTAX
 
@@ -303,18 +293,18 @@ def _walk(
         image.spend(1)
         index = image.index(at)
         kind = image.words[index] >> 48
-        if kind not in EXPRESSION_PARTS:
+        if kind not in shapes.PARTS:
             raise Damaged("it holds a malformed expression")
         if cut(index):
             continue
         yield index
-        todo += (image.words[index + part] for part in reversed(EXPRESSION_PARTS[kind]))
+        todo += (image.words[index + part] for part in reversed(shapes.PARTS[kind]))
 
 
 def _text(image: Image, address: int) -> str | None:
     """Returns the text of a literal expression."""
     literal = image.index(address)
-    if image.words[literal] >> 48 != LIT:
+    if image.words[literal] >> 48 != shapes.LIT:
         return None
     value = image.literal(image.words[literal + 1])
     return value if isinstance(value, str) else None
@@ -323,10 +313,10 @@ def _text(image: Image, address: int) -> str | None:
 def _applied(image: Image, address: int) -> tuple[Name, list[int]]:
     """Returns the constant that an expression applies, () if it applies none, and its arguments."""
     index, arguments = image.index(address), list[int]()
-    while image.words[index] >> 48 == APP:
+    while image.words[index] >> 48 == shapes.APP:
         arguments.append(image.words[index + 2])
         index = image.index(image.words[index + 1])
-    head = image.name(image.words[index + 1]) if image.words[index] >> 48 == CONST else ()
+    head = image.name(image.words[index + 1]) if image.words[index] >> 48 == shapes.CONST else ()
     return head, arguments[::-1]
 
 
@@ -353,9 +343,9 @@ def _body_of(image: Image, raw: Raw) -> _Body:
     words = image.words
     for index in _walk(image, [raw.body]):
         kind = words[index] >> 48
-        if kind in (CONST, PROJ):
+        if kind in (shapes.CONST, shapes.PROJ):
             body.constants.add(image.name(words[index + 1]))
-        elif kind == APP:
+        elif kind == shapes.APP:
             head, arguments = _applied(image, image.base + 8 * index)
             if head == _ATOM and (text := _text(image, arguments[-1])) is not None:
                 body.atoms.add(text.strip())
@@ -392,9 +382,9 @@ def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[li
     for index in _walk(image, [root], cut):
         kind = image.words[index] >> 48
         # The declaring constant names it, or its own name.
-        if kind == CONST:
+        if kind == shapes.CONST:
             configured |= _last(image.name(image.words[index + 1])) in _CONFIGURED
-        elif kind == APP and (text := _text(image, image.words[index + 2])) is not None:
+        elif kind == shapes.APP and (text := _text(image, image.words[index + 2])) is not None:
             configured |= text in _CONFIGURED
             if _last(_head(image, image.words[index + 1])) in _SYMBOLS:
                 symbols.append(text.strip())
@@ -403,7 +393,7 @@ def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[li
 
 def _is_optional(image: Image, index: int) -> bool:
     """Returns whether an expression is a parser of an optional part."""
-    if image.words[index] >> 48 != APP:
+    if image.words[index] >> 48 != shapes.APP:
         return False
     head, arguments = _applied(image, image.base + 8 * index)
     if head[-1:] == ("sepBy",):
@@ -419,7 +409,9 @@ def _look_at_configurations(image: Image, found: _Scan) -> None:
     evaluating = {name for name in found.implementations if "eval" in name}
     for name, raw in image.constants(evaluating).items():
         for index in _walk(image, [raw.type_]):
-            if image.words[index] >> 48 == APP and (type_ := _head(image, image.words[index + 2])):
+            if image.words[index] >> 48 == shapes.APP and (
+                type_ := _head(image, image.words[index + 2])
+            ):
                 found.configurations.add(type_)
                 found.configured_by |= {name, found.implementations[name]}
     wanted = {(*name, "mk") for name in found.configurations}
@@ -427,7 +419,7 @@ def _look_at_configurations(image: Image, found: _Scan) -> None:
         parents = set[Name]()
         for constructor in constructors.values():
             index = image.index(constructor.type_)
-            while image.words[index] >> 48 == FORALL:
+            while image.words[index] >> 48 == shapes.FORALL:
                 label = display(image.name(image.words[index + 1]))
                 if _PARENT.match(label):
                     parents.add(_head(image, image.words[index + 2]))

@@ -9,30 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leanq.lean.audit.image import (
-    APP,
-    BVAR,
-    CONST,
-    EXPRESSION_PARTS,
-    FORALL,
-    LAM,
-    LET,
-    LEVEL_MAX,
-    LEVEL_PARAM,
-    LEVEL_SUCC,
-    LIT,
-    MDATA,
-    PROJ,
-    SORT,
-    Name,
-)
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import Name
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
 
 EXPLICIT, INSTANCE = 0, 3
 """Lean's numbers for the kinds of binders."""
 _THEOREM = 2
-_NATURAL, _STRING = (CONST, "Nat"), (CONST, "String")
-_MARKS = frozenset((CONST, each) for each in ("optParam", "autoParam", "outParam", "semiOutParam"))
+_NATURAL, _STRING = (shapes.CONST, "Nat"), (shapes.CONST, "String")
+_MARKS = frozenset(
+    (shapes.CONST, each) for each in ("optParam", "autoParam", "outParam", "semiOutParam")
+)
 
 Key = object
 """The structure of an expression, for comparison; without universe levels."""
@@ -100,17 +87,17 @@ class Expressions:
 
     def _found_type(self, at: int, around: Locals) -> Key:
         kind = self._kind(at)
-        if kind in (SORT, FORALL):
-            return (SORT,)
-        if kind == LIT:
+        if kind in (shapes.SORT, shapes.FORALL):
+            return (shapes.SORT,)
+        if kind == shapes.LIT:
             is_text = isinstance(self._kernel.literal(self._word(at, 1)), str)
             return _STRING if is_text else _NATURAL
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             level = len(around) - 1 - (self._word(at, 1) >> 1)
             return without_mark(self._key(around[level].type_, level))
-        if kind == CONST:
+        if kind == shapes.CONST:
             return self._key(self._kernel.info(self._word(at, 1)).type_, 0)
-        if kind != APP:
+        if kind != shapes.APP:
             return None
         head, args = self._spine(at)
         type_ = self._type(head, around)
@@ -121,7 +108,7 @@ class Expressions:
     def _result(self, type_: Key, value: Key) -> Key:
         """Returns the type of a function's result for a value, by the function's type; None if it
         is not plain."""
-        if not isinstance(type_, tuple) or type_[0] != FORALL:
+        if not isinstance(type_, tuple) or type_[0] != shapes.FORALL:
             return None
         return self._replaced(type_[3], value, 0)
 
@@ -129,57 +116,57 @@ class Expressions:
         """A key with a value for each variable that is bound around it."""
         self._spend()
         kind = key[0]
-        if kind == BVAR:
-            return value if key == (BVAR, "bound", inner) else key
-        if kind in (CONST, SORT, LIT):
+        if kind == shapes.BVAR:
+            return value if key == (shapes.BVAR, "bound", inner) else key
+        if kind in (shapes.CONST, shapes.SORT, shapes.LIT):
             return key
         below = [self._replaced(each, value, inner) for each in key[2:-1]]
-        is_inside = kind in (FORALL, LAM, LET)
+        is_inside = kind in shapes.BINDERS
         return self._made(*key[:2], *below, self._replaced(key[-1], value, inner + is_inside))
 
     def _made(self, kind: int, number: int, *below: Any) -> Key:
         """Returns the key of an expression with these parts; for an applied function, that of its
         body."""
-        if kind == APP and below[0][0] == LAM:
+        if kind == shapes.APP and below[0][0] == shapes.LAM:
             return self._replaced(below[0][3], below[1], 0)
         return (kind, number, *below)
 
     def _is_proof(self, at: int, around: Locals) -> bool:
         """Returns whether an expression may be a proof that is not printed."""
-        if self._kind(at) in (BVAR, CONST, SORT, FORALL, LIT):
+        if self._kind(at) in (shapes.BVAR, shapes.CONST, shapes.SORT, shapes.FORALL, shapes.LIT):
             return False
-        while (kind := self._kind(at)) in (LAM, LET):
-            at, around = self._word(at, 3 if kind == LAM else 4), self._inside(at, around)
+        while (kind := self._kind(at)) in (shapes.LAM, shapes.LET):
+            at, around = self._word(at, 3 if kind == shapes.LAM else 4), self._inside(at, around)
         type_: Any = self._type(at, around)
-        while type_ is not None and type_[0] == FORALL:
+        while type_ is not None and type_[0] == shapes.FORALL:
             type_ = type_[3]
         head: Any = head_of(type_)
-        if head is None or head[0] in (SORT, LIT):
+        if head is None or head[0] in (shapes.SORT, shapes.LIT):
             return head is None
-        if head[:2] == (BVAR, "around") and head[2] < len(around):
+        if head[:2] == (shapes.BVAR, "around") and head[2] < len(around):
             sort = self._telescope(around[head[2]].type_, head[2]).result
-            return self._kind(sort) != SORT or self._word(sort, 1) & 1 == 1
-        if head[0] != CONST:
+            return self._kind(sort) != shapes.SORT or self._word(sort, 1) & 1 == 1
+        if head[0] != shapes.CONST:
             return True
         sort = self._of_constant(self._kernel.name(head[1:])).result
-        return self._kind(sort) != SORT or self._may_be_zero(self._word(sort, 1))
+        return self._kind(sort) != shapes.SORT or self._may_be_zero(self._word(sort, 1))
 
     def _may_be_zero(self, level: int) -> bool:
         if level & 1:
             return True
         kind = self._kind(level)
-        if kind == LEVEL_MAX:
+        if kind == shapes.LEVEL_MAX:
             return all(self._may_be_zero(self._word(level, number)) for number in (1, 2))
-        return kind != LEVEL_SUCC
+        return kind != shapes.LEVEL_SUCC
 
     def _signature(self, head: int, around: Locals) -> Signature | None:
         """Returns the type of an application's head; None if it is neither a constant nor a
         variable."""
         kind = self._kind(head)
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             level = len(around) - 1 - (self._word(head, 1) >> 1)
             return self._telescope(around[level].type_, level)
-        if kind != CONST:
+        if kind != shapes.CONST:
             return None
         return self._of_constant(self._word(head, 1))
 
@@ -204,7 +191,7 @@ class Expressions:
         params: frozenset[Name] = frozenset(),
     ) -> Signature:
         kinds, types = [], []
-        while self._kind(type_) == FORALL:
+        while self._kind(type_) == shapes.FORALL:
             kinds.append(self._binder(type_))
             types.append(self._word(type_, 2))
             type_ = self._word(type_, 3)
@@ -226,9 +213,9 @@ class Expressions:
         found, seen = set[Name](), set[int]()
         levels: list[int] = []
         for at in self._below(roots):
-            if self._kind(at) == SORT:
+            if self._kind(at) == shapes.SORT:
                 levels.append(self._word(at, 1))
-            elif self._kind(at) == CONST:
+            elif self._kind(at) == shapes.CONST:
                 levels += self._kernel.items(self._word(at, 2))
         while levels:
             level = levels.pop()
@@ -236,40 +223,40 @@ class Expressions:
                 continue
             seen.add(level)
             kind = self._kind(level)
-            if kind == LEVEL_PARAM:
+            if kind == shapes.LEVEL_PARAM:
                 found.add(self._name(self._word(level, 1)))
-            elif kind == LEVEL_SUCC:
+            elif kind == shapes.LEVEL_SUCC:
                 levels.append(self._word(level, 1))
         return found
 
     def _rigid(self, type_: int, depth: int) -> set[int]:
         """Returns the parameters that follow from a type; ``depth`` are bound around it."""
         kind = self._kind(type_)
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             index = self._word(type_, 1) >> 1
             return {depth - 1 - index} if index < depth else set()
-        if kind == FORALL:
+        if kind == shapes.FORALL:
             inner = self._rigid(self._word(type_, 3), depth + 1) - {depth}
             return self._rigid(self._word(type_, 2), depth) | inner
-        if kind == LAM:
+        if kind == shapes.LAM:
             return self._rigid(self._word(type_, 3), depth + 1) - {depth}
-        if kind != APP:
+        if kind != shapes.APP:
             return set()
         head, args = self._spine(type_)
-        if self._kind(head) != CONST:
+        if self._kind(head) != shapes.CONST:
             return set()
         return set[int]().union(*(self._rigid(each, depth) for each in args))
 
     def _mentioned(self, type_: int, depth: int) -> set[int]:
         """Returns the parameters that a type mentions."""
         kind = self._kind(type_)
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             index = self._word(type_, 1) >> 1
             return {depth - 1 - index} if index < depth else set()
-        parts = EXPRESSION_PARTS[kind]
+        parts = shapes.PARTS[kind]
         found = set[int]()
         for part in parts:
-            is_inside = kind in (FORALL, LAM, LET) and part == parts[-1]
+            is_inside = kind in shapes.BINDERS and part == parts[-1]
             below = self._mentioned(self._word(type_, part), depth + is_inside)
             found |= below - {depth} if is_inside else below
         return found
@@ -287,31 +274,31 @@ class Expressions:
     def _new_key(self, at: int, depth: int, values: Sequence[Key], inner: int) -> Key:
         self._spend()
         kind, word = self._kind(at), self._word
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             index = word(at, 1) >> 1
             if index < inner:
-                return (BVAR, "bound", index)
+                return (shapes.BVAR, "bound", index)
             index -= inner
             if index < len(values):
                 return values[len(values) - 1 - index]
-            return (BVAR, "around", depth - 1 - (index - len(values)))
-        if kind == CONST:
-            return (CONST, *self._name(word(at, 1)))
-        if kind == SORT:
-            return (SORT,)
-        if kind == LIT:
-            return (LIT, self._kernel.literal(word(at, 1)))
-        parts = EXPRESSION_PARTS[kind]
+            return (shapes.BVAR, "around", depth - 1 - (index - len(values)))
+        if kind == shapes.CONST:
+            return (shapes.CONST, *self._name(word(at, 1)))
+        if kind == shapes.SORT:
+            return (shapes.SORT,)
+        if kind == shapes.LIT:
+            return (shapes.LIT, self._kernel.literal(word(at, 1)))
+        parts = shapes.PARTS[kind]
         below = [
             self._new_key(
                 word(at, part),
                 depth,
                 values,
-                inner + (kind in (FORALL, LAM, LET) and part == parts[-1]),
+                inner + (kind in shapes.BINDERS and part == parts[-1]),
             )
             for part in parts
         ]
-        return self._made(kind, word(at, 2) if kind == PROJ else 0, *below)
+        return self._made(kind, word(at, 2) if kind == shapes.PROJ else 0, *below)
 
     def _below(self, roots: Sequence[int]) -> Iterator[int]:
         """Yields all expressions in some, each once."""
@@ -320,7 +307,7 @@ class Expressions:
             self._spend()
             at = todo.pop()
             yield at
-            fresh = {self._word(at, part) for part in EXPRESSION_PARTS[self._kind(at)]} - seen
+            fresh = {self._word(at, part) for part in shapes.PARTS[self._kind(at)]} - seen
             seen |= fresh
             todo += fresh
 
@@ -328,7 +315,7 @@ class Expressions:
         """Returns the head of an application, and its arguments."""
         args = []
         cell = self._cell(at)
-        while cell[0] == APP:
+        while cell[0] == shapes.APP:
             args.append(cell[2])
             at = cell[1]
             cell = self._cell(at)
@@ -337,7 +324,7 @@ class Expressions:
         return at, args
 
     def _inside(self, at: int, around: Locals) -> Locals:
-        is_instance = self._kind(at) != LET and self._binder(at) == INSTANCE
+        is_instance = self._kind(at) != shapes.LET and self._binder(at) == INSTANCE
         return (*around, Local(self._word(at, 2), is_instance))
 
     def _binder(self, at: int) -> int:
@@ -349,7 +336,7 @@ class Expressions:
         found = self._cells.get(at)
         if found is None:
             found = self._kernel.cell(at)
-            if found[0] == MDATA:
+            if found[0] == shapes.MDATA:
                 found = self._cell(found[2])
             self._cells[at] = found
         return found
@@ -368,14 +355,14 @@ class Expressions:
 
 def head_of(key: Any) -> Key:
     """Returns the key of an application's head."""
-    while isinstance(key, tuple) and key and key[0] == APP:
+    while isinstance(key, tuple) and key and key[0] == shapes.APP:
         key = key[2]
     return key
 
 
 def domain(type_: Any) -> Key:
     """Returns a function type's argument type; None for another type."""
-    return type_[2] if type_ is not None and type_[0] == FORALL else None
+    return type_[2] if type_ is not None and type_[0] == shapes.FORALL else None
 
 
 def without_mark(type_: Any) -> Key:

@@ -39,8 +39,9 @@ from pathlib import Path
 from typing import Any
 
 from leanq.errors import AuditError
+from leanq.lean.audit import shapes
 from leanq.lean.audit.elaborator import Elaborator
-from leanq.lean.audit.image import ASTRAY, LIT, Image, Name, Raw
+from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
     DisagreementError,
@@ -399,7 +400,7 @@ def _disagreement(
 def _has_large_number(image: Image, constants: Mapping[Name, Raw]) -> bool:
     roots = (part for raw in constants.values() if raw.safe for part in raw.parts)
     for each in map(image.index, image.walk(*roots).addresses):
-        if image.words[each] >> 48 == LIT:
+        if image.words[each] >> 48 == shapes.LIT:
             value = image.literal(image.words[each + 1])
             if isinstance(value, int) and value > _MAX_EXPONENT:
                 return True

@@ -12,11 +12,12 @@ output, and no interface, so a self-test comes before any use.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import c_char_p, c_int32, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from leanq.lean.audit.image import Name
@@ -25,64 +26,14 @@ VERSIONS = re.compile(r"4\.35\.")
 """The versions of Lean that are known to have these functions."""
 
 _POINTER = c_void_p
-_NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "name_str": ("lean_name_mk_string", (_POINTER, _POINTER)),
-    "name_num": ("lean_name_mk_numeral", (_POINTER, _POINTER)),
-    "_string": ("lean_mk_string_from_bytes", (c_char_p, c_size_t)),
-    "_nat_of_digits": ("lean_cstr_to_nat", (c_char_p,)),
-    "_nat_of_word": ("lean_big_uint64_to_nat", (c_uint64,)),
-    "level_zero": ("lean_level_mk_zero", (_POINTER,)),
-    "level_succ": ("lean_level_mk_succ", (_POINTER,)),
-    "level_max": ("lean_level_mk_max", (_POINTER, _POINTER)),
-    "level_imax": ("lean_level_mk_imax", (_POINTER, _POINTER)),
-    "level_param": ("lean_level_mk_param", (_POINTER,)),
-    "bvar": ("lean_expr_mk_bvar", (_POINTER,)),
-    "sort": ("lean_expr_mk_sort", (_POINTER,)),
-    "const": ("lean_expr_mk_const", (_POINTER, _POINTER)),
-    "app": ("lean_expr_mk_app", (_POINTER, _POINTER)),
-    "lam": ("lean_expr_mk_lambda", (_POINTER, _POINTER, _POINTER, c_uint8)),
-    "forall": ("lean_expr_mk_forall", (_POINTER, _POINTER, _POINTER, c_uint8)),
-    "let": ("lean_expr_mk_let", (*[_POINTER] * 4, c_uint8)),
-    "lit": ("lean_expr_mk_lit", (_POINTER,)),
-    "proj": ("lean_expr_mk_proj", (_POINTER, _POINTER, _POINTER)),
-    "mdata": ("lean_expr_mk_mdata", (_POINTER, _POINTER)),
-    "axiom_val": ("lean_mk_axiom_val", (*[_POINTER] * 3, c_uint8)),
-    "definition_val": ("lean_mk_definition_val", (*[_POINTER] * 5, c_uint8, _POINTER)),
-    "theorem_val": ("lean_mk_theorem_val", (_POINTER,) * 5),
-    "opaque_val": ("lean_mk_opaque_val", (*[_POINTER] * 4, c_uint8, _POINTER)),
-    "quot_val": ("lean_mk_quot_val", (*[_POINTER] * 3, c_uint8)),
-    "inductive_val": ("lean_mk_inductive_val", (*[_POINTER] * 8, c_uint8, c_uint8, c_uint8)),
-    "constructor_val": ("lean_mk_constructor_val", (*[_POINTER] * 7, c_uint8)),
-    "recursor_val": ("lean_mk_recursor_val", (*[_POINTER] * 9, c_uint8, c_uint8)),
-    "inductive_decl": ("lean_mk_inductive_decl", (_POINTER, _POINTER, _POINTER, c_uint8)),
-    "regular": ("lean_mk_reducibility_hints_regular", (c_uint32,)),
-    "_alloc": ("lean_alloc_object", (c_size_t,)),
-    "_add_decl": ("lean_add_decl", (_POINTER, c_size_t, c_size_t, _POINTER, _POINTER)),
-    "_find": ("lean_environment_find", (_POINTER, _POINTER)),
-    "_same": ("l_Lean_instBEqConstantInfo_beq", (_POINTER, _POINTER)),
-    "_to_message": ("l_Lean_Kernel_Exception_toMessageData", (_POINTER, _POINTER)),
-    "_to_string": ("l_Lean_MessageData_toString", (_POINTER, _POINTER)),
-    "_import": (
-        "l_Lean_importModules",
-        (*[_POINTER] * 2, c_uint32, _POINTER, c_uint8, c_uint8, c_uint8, _POINTER),
-    ),
-    "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
-    "_all_modules": ("l_Lean_Environment_allImportedModuleNames", (_POINTER,)),
-    "_module_of": ("l_Lean_Environment_getModuleIdxFor_x3f", (_POINTER, _POINTER)),
-    "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
-    "_initialize": ("lean_initialize", ()),
-    "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
-    "mark_persistent": ("lean_mark_persistent", (_POINTER,)),
-    "_run_initialisers": ("lean_enable_initializer_execution", ()),
-    "_save": ("l_Lean_saveModuleData", (_POINTER,) * 3),
-    "_used": ("l_Lean_Expr_getUsedConstants", (_POINTER,)),
-}
-# Their results, if they return no object.
-_RESULTS = {
-    "_same": c_uint8,
-    "_initialize": None,
-    "_exit_on_panic": None,
-    "mark_persistent": None,
+# An object, a byte, 32 and 64 bits, bytes of a C string, nothing.
+_TYPES: dict[str, Any] = {
+    "o": _POINTER,
+    "b": c_uint8,
+    "u": c_uint32,
+    "q": c_uint64,
+    "s": c_char_p,
+    "-": None,
 }
 
 # `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
@@ -158,15 +109,29 @@ class Reached(NamedTuple):
     used: list[Name]
 
 
+class _Function(NamedTuple):
+    symbol: str
+    arguments: str
+    result: str
+
+
+def lean_function(symbol: str, arguments: str, result: str = "o") -> Any:
+    """Declares a function of Lean's as an attribute, for `Kernel.bind`.
+
+    Each letter is a type of `_TYPES`.
+    """
+    return _Function(symbol, arguments, result)
+
+
 class Objects:
     """Makes and reads Lean's objects, by their addresses."""
 
-    name_str: Any
-    name_num: Any
-    _string: Any
-    _nat_of_digits: Any
-    _nat_of_word: Any
-    _alloc: Any
+    name_str = lean_function("lean_name_mk_string", "oo")
+    name_num = lean_function("lean_name_mk_numeral", "oo")
+    _string = lean_function("lean_mk_string_from_bytes", "sq")
+    _nat_of_digits = lean_function("lean_cstr_to_nat", "s")
+    _nat_of_word = lean_function("lean_big_uint64_to_nat", "q")
+    _alloc = lean_function("lean_alloc_object", "q")
     _read_names: dict[int, Name]
 
     def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
@@ -286,47 +251,47 @@ class Kernel(Objects):
         no_options: Lean's empty options.
     """
 
-    level_zero: Any
-    level_succ: Any
-    level_max: Any
-    level_imax: Any
-    level_param: Any
-    bvar: Any
-    sort: Any
-    const: Any
-    app: Any
-    lam: Any
-    forall: Any
-    let: Any
-    lit: Any
-    proj: Any
-    mdata: Any
-    axiom_val: Any
-    definition_val: Any
-    theorem_val: Any
-    opaque_val: Any
-    quot_val: Any
-    inductive_val: Any
-    constructor_val: Any
-    recursor_val: Any
-    inductive_decl: Any
-    regular: Any
-    _add_decl: Any
-    _find: Any
-    _same: Any
-    _to_message: Any
-    _to_string: Any
-    _import: Any
-    _kernel_env: Any
-    _all_modules: Any
-    _module_of: Any
-    _search_path: Any
-    _initialize: Any
-    _exit_on_panic: Any
-    mark_persistent: Any
-    _run_initialisers: Any
-    _save: Any
-    _used: Any
+    level_zero = lean_function("lean_level_mk_zero", "o")
+    level_succ = lean_function("lean_level_mk_succ", "o")
+    level_max = lean_function("lean_level_mk_max", "oo")
+    level_imax = lean_function("lean_level_mk_imax", "oo")
+    level_param = lean_function("lean_level_mk_param", "o")
+    bvar = lean_function("lean_expr_mk_bvar", "o")
+    sort = lean_function("lean_expr_mk_sort", "o")
+    const = lean_function("lean_expr_mk_const", "oo")
+    app = lean_function("lean_expr_mk_app", "oo")
+    lam = lean_function("lean_expr_mk_lambda", "ooob")
+    forall = lean_function("lean_expr_mk_forall", "ooob")
+    let = lean_function("lean_expr_mk_let", "oooob")
+    lit = lean_function("lean_expr_mk_lit", "o")
+    proj = lean_function("lean_expr_mk_proj", "ooo")
+    mdata = lean_function("lean_expr_mk_mdata", "oo")
+    axiom_val = lean_function("lean_mk_axiom_val", "ooob")
+    definition_val = lean_function("lean_mk_definition_val", "ooooobo")
+    theorem_val = lean_function("lean_mk_theorem_val", "ooooo")
+    opaque_val = lean_function("lean_mk_opaque_val", "oooobo")
+    quot_val = lean_function("lean_mk_quot_val", "ooob")
+    inductive_val = lean_function("lean_mk_inductive_val", "oooooooobbb")
+    constructor_val = lean_function("lean_mk_constructor_val", "ooooooob")
+    recursor_val = lean_function("lean_mk_recursor_val", "ooooooooobb")
+    inductive_decl = lean_function("lean_mk_inductive_decl", "ooob")
+    regular = lean_function("lean_mk_reducibility_hints_regular", "u")
+    _add_decl = lean_function("lean_add_decl", "oqqoo")
+    _find = lean_function("lean_environment_find", "oo")
+    _same = lean_function("l_Lean_instBEqConstantInfo_beq", "oo", "b")
+    _to_message = lean_function("l_Lean_Kernel_Exception_toMessageData", "oo")
+    _to_string = lean_function("l_Lean_MessageData_toString", "oo")
+    _import = lean_function("l_Lean_importModules", "oouobbbo")
+    _kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
+    _all_modules = lean_function("l_Lean_Environment_allImportedModuleNames", "o")
+    _module_of = lean_function("l_Lean_Environment_getModuleIdxFor_x3f", "oo")
+    _search_path = lean_function("l_Lean_initSearchPath", "oo")
+    _initialize = lean_function("lean_initialize", "", "-")
+    _exit_on_panic = lean_function("lean_set_exit_on_panic", "b", "-")
+    mark_persistent = lean_function("lean_mark_persistent", "o", "-")
+    _run_initialisers = lean_function("lean_enable_initializer_execution", "")
+    _save = lean_function("l_Lean_saveModuleData", "ooo")
+    _used = lean_function("l_Lean_Expr_getUsedConstants", "o")
 
     def __init__(self, libraries: Sequence[str]) -> None:
         """Loads the libraries and imports nothing yet.
@@ -340,7 +305,7 @@ class Kernel(Objects):
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
             self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]
-            self.bind(self, _NAMES, _RESULTS)
+            self.bind(self)
             libc = ctypes.CDLL(None)
             for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
                 libc.signal(number, None)
@@ -360,23 +325,14 @@ class Kernel(Objects):
         self.added: list[int] = []
         self._read_names = {}
 
-    def bind(
-        self,
-        owner: object,
-        functions: Mapping[str, tuple[str, tuple[Any, ...]]],
-        results: Mapping[str, Any],
-    ) -> None:
-        """Gives an object functions of Lean's as attributes; raises AttributeError.
-
-        Args:
-            functions: by attribute, each symbol with the types of its arguments.
-            results: the types of results that are no objects.
-        """
-        for attribute, (symbol, arguments) in functions.items():
-            function = self._function(symbol)
-            function.restype = results.get(attribute, _POINTER)
-            function.argtypes = arguments
-            setattr(owner, attribute, function)
+    def bind(self, owner: object) -> None:
+        """Gives an object the functions that its class declares; raises AttributeError."""
+        for attribute, declared in inspect.getmembers_static(type(owner)):
+            if isinstance(declared, _Function):
+                function = self._function(declared.symbol)
+                function.restype = _TYPES[declared.result]
+                function.argtypes = [_TYPES[each] for each in declared.arguments]
+                setattr(owner, attribute, function)
 
     def _function(self, symbol: str) -> Any:
         """Returns the symbol of this name in any of the libraries; raises AttributeError."""

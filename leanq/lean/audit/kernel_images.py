@@ -40,7 +40,7 @@ from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Image, Name
 from leanq.lean.audit.judge_lean import JudgeLean
 from leanq.lean.audit.layouts import Damaged, header
-from leanq.lean.audit.olean import display, find_modules, read_bytes
+from leanq.lean.audit.olean import code_with, display, find_modules, read_bytes
 from leanq.lean.audit.transcriber import OF_CHARACTERS, OF_LIST
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.files import File, compiled_modules
@@ -64,8 +64,6 @@ _PARTS = (".olean", ".olean.server", ".olean.private")
 _VIEWS_KEPT = 64
 _SAY_EVERY_S = 2.0
 _MAX_BYTES = 1 << 30
-# The code that decides on an image's content.
-_CODE = ("image", "infos", "kernel", "known_names", "layouts", "olean", "rebuild", "transcriber")
 
 
 class Prepared(NamedTuple):
@@ -256,8 +254,8 @@ class KernelImages:
         _take(root)
         libraries = [File.at(path) for path in self._lean.libraries]
         hashes = content_hashes(libraries, root / "libraries.json")
-        code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CODE]
-        key = hash_bytes("".join(hashes[file.path] for file in libraries).encode() + b"".join(code))
+        code = code_with("infos", "kernel", "known_names", "rebuild", "transcriber")
+        key = hash_bytes("".join(hashes[file.path] for file in libraries).encode() + code)
         # Not anew: the self-test was about these files.
         self._state = self._state or self._look()
         base = root / key.hex()[:16]

@@ -25,6 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from leanq.lean.audit.shapes import shape
+
 Kind = Literal[
     "axiom", "definition", "theorem", "opaque", "quotient", "inductive", "constructor", "recursor"
 ]
@@ -36,11 +38,6 @@ class Damaged(Exception):  # noqa: N818 - a finding about the bytes, no fault of
 
 class UnknownLayout(Damaged):
     """A version of Lean that leanq does not know may have written the bytes."""
-
-
-def shape(tag: int, fields: int) -> int:
-    """Returns the tag and the number of fields, which stand side by side in an object's word 0."""
-    return tag << 8 | fields
 
 
 class Header(NamedTuple):

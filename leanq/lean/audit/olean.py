@@ -26,6 +26,7 @@ __all__ = [
     "Kind",
     "Module",
     "Name",
+    "code_with",
     "display",
     "find_folder",
     "find_module",
@@ -61,6 +62,13 @@ class Module:
 
     imports: tuple[Import, ...]
     constants: tuple[Constant, ...]
+
+
+def code_with(*modules: str) -> bytes:
+    """Returns the code that reads compiled files and that of these modules, which together decide
+    on what is kept of files."""
+    names = ("image", "layouts", "olean", "shapes", *modules)
+    return b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)
 
 
 def display(name: Name) -> str:

@@ -23,7 +23,8 @@ from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
-from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.shapes import shape
 
 _CPU_S = 1.0
 _WALL_S = 30

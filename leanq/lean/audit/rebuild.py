@@ -8,27 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from leanq.lean.audit.image import (
-    AHEAD,
-    APP,
-    BOXED_ZERO,
-    BVAR,
-    CONST,
-    FORALL,
-    LAM,
-    LET,
-    LEVEL_IMAX,
-    LEVEL_MAX,
-    LEVEL_PARAM,
-    LEVEL_SUCC,
-    MDATA,
-    PROJ,
-    SORT,
-    Image,
-    Name,
-)
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import AHEAD, BOXED_ZERO, Image, Name
 from leanq.lean.audit.kernel import Kernel, share
-from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.shapes import shape
 
 _MAX_BVAR = (1 << 20) - 2  # an expression keeps its loose bound variables in 20 bits
 _BINDER_KINDS = 4
@@ -138,28 +122,28 @@ class Rebuilder:
                     continue
                 index = (at - base) >> 3
                 kind = words[index] >> 48
-                if kind == APP:
+                if kind == shapes.APP:
                     done[at] = app(done[words[index + 1]], done[words[index + 2]])
-                elif kind in (LAM, FORALL):
+                elif kind in (shapes.LAM, shapes.FORALL):
                     binder = words[index + 5] & 0xFF
                     if binder >= _BINDER_KINDS or words[index] >> 32 & 0xFFFF < _BINDER_BYTES:
                         raise Damaged("it holds a malformed binder")
                     of = words[index + 1]
-                    done[at] = (lam if kind == LAM else forall)(
+                    done[at] = (lam if kind == shapes.LAM else forall)(
                         names.get(of) or name(of),
                         done[words[index + 2]],
                         done[words[index + 3]],
                         binder,
                     )
-                elif kind == CONST:
+                elif kind == shapes.CONST:
                     of = words[index + 1]
                     done[at] = const(names.get(of) or name(of), level_list(words[index + 2]))
-                elif kind == LET:
+                elif kind == shapes.LET:
                     parts = [done[words[index + n]] for n in (2, 3, 4)]
                     done[at] = kernel.let(name(words[index + 1]), *parts, image.flag(index, 8))
-                elif kind == MDATA:
+                elif kind == shapes.MDATA:
                     done[at] = done[words[index + 2]]
-                elif kind == PROJ:
+                elif kind == shapes.PROJ:
                     number = kernel.nat(image.small(words[index + 2]))
                     part = done[words[index + 3]]
                     done[at] = kernel.proj(name(words[index + 1]), number, part)
@@ -170,12 +154,12 @@ class Rebuilder:
 
     def _leaf(self, kind: int, word: int) -> int:
         kernel = self._kernel
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             number = self._image.small(word)
             if number > _MAX_BVAR:
                 raise Damaged("it holds a bound variable that is too far away")
             return int(kernel.bvar(kernel.nat(number)))
-        if kind == SORT:
+        if kind == shapes.SORT:
             return int(kernel.sort(self._level(word)))
         value = self._image.literal(word)
         made = kernel.text(value) if isinstance(value, str) else kernel.nat(value)
@@ -194,12 +178,12 @@ class Rebuilder:
     def _level(self, address: int) -> int:
         levels, kernel = self._levels, self._kernel
         make = {
-            LEVEL_SUCC: kernel.level_succ,
-            LEVEL_MAX: kernel.level_max,
-            LEVEL_IMAX: kernel.level_imax,
+            shapes.LEVEL_SUCC: kernel.level_succ,
+            shapes.LEVEL_MAX: kernel.level_max,
+            shapes.LEVEL_IMAX: kernel.level_imax,
         }
         for at, kind, fields in self._image.levels_behind(address, levels):
-            if kind == LEVEL_PARAM:
+            if kind == shapes.LEVEL_PARAM:
                 levels[at] = kernel.level_param(self.name(fields[0]))
             else:
                 levels[at] = make[kind](*map(levels.__getitem__, fields))

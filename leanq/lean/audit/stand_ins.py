@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from leanq.lean.audit.image import APP, BVAR, CONST, FORALL, LAM, LET, PROJ, Name
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import Name
 from leanq.lean.audit.interner import Interner, Value
 
 SORRY: Name = ("sorryAx",)
 _Item = TypeVar("_Item", bound=Hashable)
 _Found = TypeVar("_Found")
-_PARTS = {APP: 2, LAM: 2, FORALL: 2, LET: 3, PROJ: 1}
-_BINDERS = (LAM, FORALL, LET)
+_PARTS = {shapes.APP: 2, shapes.LAM: 2, shapes.FORALL: 2, shapes.LET: 3, shapes.PROJ: 1}
 _BEHIND = "behind"
 _CONTEXT = "context"
 
@@ -95,7 +95,7 @@ class Uses:
         type_, binders = self._opened(use)
         for binder in reversed(binders):
             if self._mask(type_) & 1:
-                type_ = self._number((FORALL, binder[0], type_))
+                type_ = self._number((shapes.FORALL, binder[0], type_))
             else:
                 type_ = self._lower(type_)
         return type_
@@ -115,7 +115,7 @@ class Uses:
     def _mark(self, number: int) -> int | None:
         """Returns which stand-in a constant is."""
         key = self._key(number)
-        if key[0] == CONST and isinstance(key[1], int) and key[1] in self._all_marks:
+        if key[0] == shapes.CONST and isinstance(key[1], int) and key[1] in self._all_marks:
             return key[1]
         return None
 
@@ -124,9 +124,9 @@ class Uses:
             return frozenset([Use(mark, ALONE)])
         key, parts = self._key(number), self._below(number)
         below = [self._uses[each] for each in parts]
-        if key[0] == APP and (mark := self._mark(parts[0])) is not None:
+        if key[0] == shapes.APP and (mark := self._mark(parts[0])) is not None:
             below[0] = frozenset([Use(mark, parts[1])])
-        elif key[0] in _BINDERS and below[-1]:
+        elif key[0] in shapes.BINDERS and below[-1]:
             self._spend(len(below[-1]))
             below[-1] = frozenset(self._outside(use, parts[:-1]) for use in below[-1])
         return _union(below)
@@ -145,35 +145,35 @@ class Uses:
     def _join_held(self, number: int) -> frozenset[int] | None:
         """Returns None if there is no `sorry`."""
         key, parts = self._key(number), self._below(number)
-        if key[:2] == (CONST, SORRY):
+        if key[:2] == (shapes.CONST, SORRY):
             return frozenset()
         found = [each for part in parts if (each := self._held[part]) is not None]
         if not found:
             return None
-        if key[0] == APP and self._is_sorry(parts[0]):
+        if key[0] == shapes.APP and self._is_sorry(parts[0]):
             found.append(self._marks[parts[1]])
-        elif key[0] in _BINDERS and self._held[parts[-1]] is not None:
+        elif key[0] in shapes.BINDERS and self._held[parts[-1]] is not None:
             found += [self._marks[part] for part in parts[:-1]]
         return _union(found)
 
     def _is_sorry(self, number: int) -> bool:
         key = self._key(number)
-        while key[0] == APP:
+        while key[0] == shapes.APP:
             key = self._key(_parts(key)[0])
-        return key[:2] == (CONST, SORRY)
+        return key[:2] == (shapes.CONST, SORRY)
 
     def _mask(self, root: int) -> int:
         """Returns which of the variables around an expression it mentions, a bit for each."""
 
         def join(number: int) -> int:
             key = self._key(number)
-            if key[0] == BVAR:
+            if key[0] == shapes.BVAR:
                 (index,) = key[1:]
                 assert isinstance(index, int)
                 self._spend(1 + index // 64)
                 return 1 << index
             masks = [self._masks[each] for each in _parts(key)]
-            if key[0] in _BINDERS:
+            if key[0] in shapes.BINDERS:
                 masks[-1] >>= 1
             whole = 0
             for mask in masks:
@@ -191,7 +191,7 @@ class Uses:
                 return ()
             key = self._key(number)
             parts = _parts(key)
-            is_inside = key[0] in _BINDERS
+            is_inside = key[0] in shapes.BINDERS
             return tuple(
                 (part, inner + (is_inside and place == len(parts) - 1))
                 for place, part in enumerate(parts)
@@ -202,10 +202,10 @@ class Uses:
             if not self._mask(number) >> inner:
                 return number
             key = self._key(number)
-            if key[0] == BVAR:
+            if key[0] == shapes.BVAR:
                 (index,) = key[1:]
                 assert isinstance(index, int)
-                return self._number((BVAR, index - 1))
+                return self._number((shapes.BVAR, index - 1))
             parts = [self._lowered[each] for each in below(item)]
             return self._number((key[0], *parts, *key[len(parts) + 1 :]))
 

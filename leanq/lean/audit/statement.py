@@ -24,23 +24,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from leanq.lean.audit.image import (
-    AHEAD,
-    APP,
-    BOXED_ZERO,
-    BVAR,
-    CONST,
-    EXPRESSION_PARTS,
-    LEVEL_PARAM,
-    LIT,
-    MDATA,
-    PROJ,
-    SORT,
-    Image,
-    Name,
-    Raw,
-    Walk,
-)
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import AHEAD, BOXED_ZERO, Image, Name, Raw, Walk
 from leanq.lean.audit.interner import Interner, Value
 from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display
@@ -158,8 +143,7 @@ class View:
         return (names - inner).union(*(self._behind[name] for name in inner))
 
     def _number(self, raw: Raw, root: int, walk: Walk) -> int:
-        image, words, base = self._image, self._image.words, self._image.base
-        scope = self._scope(raw)
+        words, base, scope = self._image.words, self._image.base, self._scope(raw)
         numbers, leaves = self._interner.numbers, scope.leaves
         local: dict[int, int] = {}
         try:
@@ -167,12 +151,12 @@ class View:
                 index = (at - base) >> 3
                 kind = words[index] >> 48
                 key: Value
-                if kind == APP:  # more than half of all, spelt out for speed
-                    key = (APP, local[words[index + 1]], local[words[index + 2]])
-                elif kind == MDATA:
+                if kind == shapes.APP:  # more than half of all, spelt out for speed
+                    key = (shapes.APP, local[words[index + 1]], local[words[index + 2]])
+                elif kind == shapes.MDATA:
                     local[at] = local[words[index + 2]]
                     continue
-                elif below := EXPRESSION_PARTS[kind]:
+                elif below := shapes.PARTS[kind]:
                     parts = [local[words[index + part]] for part in below]
                     key = (kind, *parts, *self._leaf(kind, index, scope))
                 else:
@@ -198,7 +182,7 @@ class View:
         """Returns the number of a universe level."""
         image, levels = self._image, scope.levels
         for at, kind, fields in image.levels_behind(address, levels):
-            if kind == LEVEL_PARAM:
+            if kind == shapes.LEVEL_PARAM:
                 place = scope.places.get(image.name(fields[0]))
                 if place is None:
                     raise Damaged("it holds a universe level that is no parameter of its constant")
@@ -250,17 +234,17 @@ class View:
     def _leaf(self, kind: int, index: int, scope: _Scope) -> Value:
         """Returns what an expression holds beside other expressions."""
         image, words = self._image, self._image.words
-        if kind == BVAR:
+        if kind == shapes.BVAR:
             return (image.natural(words[index + 1]),)
-        if kind == SORT:
+        if kind == shapes.SORT:
             return (self._level(words[index + 1], scope),)
-        if kind == CONST:
+        if kind == shapes.CONST:
             levels = (self._level(each, scope) for each in image.linked(words[index + 2]))
             name = image.name(words[index + 1])
             return (self._meanings.get(name, name), *levels)
-        if kind == PROJ:
+        if kind == shapes.PROJ:
             return (image.name(words[index + 1]), image.small(words[index + 2]))
-        return (image.literal(words[index + 1]),) if kind == LIT else ()
+        return (image.literal(words[index + 1]),) if kind == shapes.LIT else ()
 
 
 class Stated:

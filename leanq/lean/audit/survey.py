@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from leanq.lean.audit.image import Image, Name, Raw
-from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display
+from leanq.lean.audit.shapes import shape
 
 # The extension in which Lean keeps the places of declarations.
 _PLACES: Name = ("Lean", "declRangeExt")

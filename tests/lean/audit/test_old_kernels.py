@@ -18,7 +18,8 @@ import pytest_asyncio
 from support.images import Image as Writer
 from support.other_lean import compile_module, open_other, other_lean
 
-from leanq.lean.audit.image import CONST, Image, Name
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import Image, Name
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
@@ -70,7 +71,7 @@ class Edited(Writer):
         for raw in self.constants.values():
             for each in self.image.walk(*raw.parts).addresses:
                 index = self.image.index(each)
-                is_const = self.image.words[index] >> 48 == CONST
+                is_const = self.image.words[index] >> 48 == shapes.CONST
                 if is_const and self.image.name(self.image.words[index + 1]) == was:
                     self.put_word(index + 1, new)
 

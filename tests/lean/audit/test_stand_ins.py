@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.lean.audit.image import APP, BVAR, CONST, FORALL, LAM, LET, PROJ
+from leanq.lean.audit import shapes
 from leanq.lean.audit.interner import Interner
 from leanq.lean.audit.stand_ins import ALONE, Use, Uses
 
@@ -53,13 +53,19 @@ class Written:
         kind, *parts = tree
         number = self.interner.number
         if kind == "variable":
-            return number((BVAR, parts[0]))
+            return number((shapes.BVAR, parts[0]))
         if kind == "constant":
-            return number((CONST, (parts[0],)))
+            return number((shapes.CONST, (parts[0],)))
         if kind == "stand-in":
-            return number((CONST, self.stand_ins[parts[0]], "level"))
+            return number((shapes.CONST, self.stand_ins[parts[0]], "level"))
         below = [self.number(part) for part in parts]
-        kinds = {"apply": APP, "function": LAM, "forall": FORALL, "let": LET, "field": PROJ}
+        kinds = {
+            "apply": shapes.APP,
+            "function": shapes.LAM,
+            "forall": shapes.FORALL,
+            "let": shapes.LET,
+            "field": shapes.PROJ,
+        }
         return number((kinds[kind], *below, *((("A",), 0) if kind == "field" else ())))
 
     def context(self, binders: Sequence[Sequence[Tree]]) -> int:
@@ -200,7 +206,7 @@ def test_a_deep_expression_needs_no_recursion() -> None:
     number = written.number(("apply", ("stand-in", "one"), ("variable", 0)))
     type_ = written.number(("constant", "a"))
     for _ in range(10_000):
-        number = written.interner.number((LAM, type_, number))
+        number = written.interner.number((shapes.LAM, type_, number))
     (use,) = written.uses.of(number)
     assert use.mark == written.stand_ins["one"]
     assert next(written.uses.sequents(use))[1] == written.number(("variable", 0))

@@ -17,7 +17,8 @@ from support.mutations import MUTATIONS, Sample, mutated
 from support.second_reader import SecondReader, Tree, Trees
 
 from leanq.lean.audit.image import Image, Raw
-from leanq.lean.audit.layouts import Damaged, shape
+from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.shapes import shape
 from leanq.lean.audit.statement import compare, own_constants, what_is_open
 from leanq.lean.audit.survey import places
 
