@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from leanq.lean.audit.judge_forks import Files, Forks
@@ -34,20 +34,17 @@ class CountingBench:
         [[file]] = files
         if self._kind == "refuses":
             return {"rule": "kernel_refused", "number": self._number, "file": file.decode()}
-        disagrees = "no" if self._kind == "disagrees" else ""
         return {
-            "kernel": True,
-            "disagrees": disagrees,
+            "proved": self._kind != "disagrees",
             "number": self._number,
             "file": file.decode(),
-            "theorems": ["a", "b"],
         }
 
-    def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
-        """Yields the theorems."""
-        for each in theorems:
+    def statements(self) -> Iterator[str]:
+        """Yields two statements, unless the file was refused."""
+        for each in ("a", "b") if self._kind != "refuses" else ():
             spin(self._prints_s)
-            yield str(each)
+            yield each
             if self._kind == "dies as it prints":
                 os._exit(4)
 

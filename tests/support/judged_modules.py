@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanq.lean.audit.image import Image, Raw
+from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.judge_client import Judgement, Judges
-from leanq.lean.audit.olean import Name, display, open_image, read_parts
+from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import Header

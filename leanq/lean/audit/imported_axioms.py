@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import AuditError
-from leanq.lean.audit.olean import Constant, Name, display, read_module
+from leanq.lean.audit.image import Name
+from leanq.lean.audit.olean import Constant, display, read_module
 from leanq.lean.audit.survey import Survey, proves_itself, reachable
 from leanq.lean.syntax import Header
 

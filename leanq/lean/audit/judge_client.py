@@ -12,11 +12,13 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from cachetools import TTLCache
+from msgspec import structs
 
 from leanq.errors import AuditError, LeanQError, SandboxError
 from leanq.lean.audit.image import Name
@@ -24,7 +26,7 @@ from leanq.lean.audit.judge_lean import JudgeLean, judge_lean
 from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.audit.known_names import COMPARED
 from leanq.lean.audit.layouts import Damaged
-from leanq.lean.audit.olean import display, read_parts
+from leanq.lean.audit.olean import read_parts
 from leanq.lean.audit.self_test import HONEST, forged
 from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
@@ -52,8 +54,7 @@ _SILENT_REMEMBERED, _SILENT_S = 256, 600.0
 _NOTHING = Survey(frozenset(), frozenset(), frozenset())
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """The judge's answer about a file.
 
     Attributes:
@@ -90,12 +91,24 @@ class Judgement:
     theorems: tuple[str, ...] = ()
     statements: tuple[str | None, ...] = ()
     behind: tuple[frozenset[str], ...] = ()
-    unsettled: Mapping[str, str] = field(default_factory=dict)
+    unsettled: dict[str, str] = {}
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
     kernel: str | None = None
     cpu_s: float = 0.0
     peak_bytes: int = 0
+
+
+class _Said(msgspec.Struct):
+    """A line of the judge's process about files; see :mod:`leanq.lean.audit.judge_process`."""
+
+    answer: Judgement
+    statements: list[str]
+    cpu_s: float
+    peak_bytes: int
+
+
+_read = msgspec.json.Decoder(_Said).decode
 
 
 class JudgeLimitError(Exception):
@@ -279,7 +292,7 @@ class Judges:
             unavailable = "Lean's library is another one than its self-test was run with"
         found = await self._asked(_Imports.of(header), files, order, limits, bool(unavailable))
         if found.unavailable and unavailable:
-            return replace(found, unavailable=unavailable)
+            return structs.replace(found, unavailable=unavailable)
         return found
 
     async def _asked(
@@ -624,14 +637,20 @@ class _JudgeProcess:
             return Judgement(limit="the judge was stopped by a limit")
         process.renew_untold(_IDLE_LIMITS)
         self.usable = True
-        said = json.loads(line)
-        found = _read(said["answer"], self.unavailable)
-        names = found.theorems
+        said = _read(line)
+        found = said.answer
         missing = "" if frame["statements"] else None
-        statements = (*said["statements"], *(missing for _ in names))[: len(names)]
-        kernel = None if self.unavailable or found.limit else self.version
-        used = {"cpu_s": said["cpu_s"], "peak_bytes": said["peak_bytes"]}
-        return replace(found, statements=statements, kernel=kernel, **used)
+        has_looked = not found.limit and not found.rule
+        return structs.replace(
+            found,
+            unavailable=self.unavailable if has_looked else "",
+            statements=(*said.statements, *(missing for _ in found.theorems))[
+                : len(found.theorems)
+            ],
+            kernel=None if self.unavailable or found.limit else self.version,
+            cpu_s=said.cpu_s,
+            peak_bytes=said.peak_bytes,
+        )
 
     async def close(self) -> None:
         """Ends the process."""
@@ -657,26 +676,3 @@ def _beyond(idle: list[_JudgeProcess], slots: int) -> list[_JudgeProcess]:
     while len(idle) > slots and sum(each.held_bytes for each in idle) > _MOST_IDLE_BYTES:
         beyond.append(idle.pop())
     return beyond
-
-
-def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
-    if "behind" in answer:
-        return Judgement(behind=tuple(map(frozenset, answer["behind"])), unavailable=unavailable)
-    if "unsettled" in answer:
-        return Judgement(unsettled=answer["unsettled"], unavailable=unavailable)
-    if "limit" in answer:
-        return Judgement(limit=answer["limit"])
-    if "rule" in answer:
-        return Judgement(rule=answer["rule"], text=answer["text"])
-    return Judgement(
-        proved=answer["kernel"],
-        disagrees=answer["disagrees"],
-        unavailable=unavailable,
-        ended=answer["ended"],
-        survey=Survey(
-            *(frozenset(map(tuple, answer[key])) for key in ("axioms", "behind_safe", "behind_any"))
-        ),
-        theorems=tuple(display(tuple(each)) for each in answer["theorems"]),
-        nodes=answer["nodes"],
-        differences=tuple(map(tuple, answer.get("differences", ()))),
-    )

@@ -14,8 +14,8 @@ input, and answers go to standard output, a line of JSON each::
                   "statements": of the theorems in it, as far as the child came, "cpu_s",
                   "peak_bytes"}
 
-Without Lean's library it still reads files. Then "kernel" is false in its answers, and nothing is
-proved. The operations:
+Without Lean's library it still reads files, and says of none that it is proved. What the child says
+is a `leanq.lean.audit.judge_client.Judgement`. The operations:
 
 - ``judge``: one file, ``ending`` (see :mod:`leanq.lean.audit.ending`).
 - ``examples``: the file of a text, and one for each of its examples, with a name for that example.
@@ -92,6 +92,7 @@ class _Bench:
         self._is_foreign = order["is_foreign"]
         self._elaborator: Elaborator | None = None
         self._printer: Printer | None = None
+        self._stated: list[Name] = []
         try:
             if not order["libraries"]:
                 why = order["fault"] or "this toolchain has no library that the judge knows"
@@ -149,11 +150,14 @@ class _Bench:
         renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
         return constants, Judge(self.kernel, image, constants, renamed)
 
-    def _judge(self, image: Image, order: dict[str, Any]) -> dict[str, Any]:
+    def _judge(
+        self, image: Image, order: dict[str, Any], examples: Sequence[Survey] = ()
+    ) -> dict[str, Any]:
         constants, judge = self._before_kernel(image)
         ending = endings(image, constants, order["ending"])
         references: dict[Name, set[Name]] = {}
         nodes, disagrees = 0, ""
+        self._stated = stated_theorems(image, constants)[:_MAX_THEOREMS]
         if self.kernel is not None and judge is not None:
             try:
                 judge.run()
@@ -166,15 +170,16 @@ class _Bench:
             _check_examples(constants, references, order.get("examples", ()))
             if order["statements"] and self._elaborator is not None and not disagrees:
                 self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)
-        found = survey(image, constants, references)
+        surveys = (survey(image, constants, references), *examples)
         return {
-            "kernel": self.kernel is not None and not disagrees,
+            "proved": self.kernel is not None and not disagrees,
             "disagrees": disagrees,
             "ended": bool(ending),
-            "axioms": sorted(found.axioms.difference(ending), key=str),
-            "behind_safe": sorted(found.behind_safe, key=str),
-            "behind_any": sorted(found.behind_any, key=str),
-            "theorems": stated_theorems(image, constants)[:_MAX_THEOREMS],
+            "survey": {
+                each: [*set[Name]().union(*(getattr(one, each) for one in surveys)) - ending]
+                for each in ("axioms", "behind_safe", "behind_any")
+            },
+            "theorems": [*map(display, self._stated)],
             "nodes": nodes,
         }
 
@@ -195,11 +200,9 @@ class _Bench:
         if any(order["target_ending"]) and not target_end:
             differences.append(("", "target_unread", "Lean has not read the target to its end"))
         said = self._judge(candidate, order)
-        return {
-            **said,
-            "theorems": [] if order["is_whole"] else found.theorems[:_MAX_THEOREMS],
-            "differences": differences,
-        }
+        self._stated = [] if order["is_whole"] else found.theorems[:_MAX_THEOREMS]
+        theorems = [*map(display, self._stated)]
+        return {**said, "theorems": theorems, "differences": differences}
 
     def _examples(
         self, plain: Image, named: Sequence[Image], order: dict[str, Any]
@@ -223,11 +226,7 @@ class _Bench:
             raise _told_apart("Lean has read one that leanq has not")
         if self.kernel is not None:
             self.kernel.start_anew()
-        said = self._judge(plain, order)
-        for key in ("axioms", "behind_safe", "behind_any"):
-            more = set[Name]().union(*(getattr(each, key) for each in found))
-            said[key] = sorted({*map(tuple, said[key]), *more}, key=str)
-        return said
+        return self._judge(plain, order, found)
 
     def _example(
         self, image: Image, place: tuple[int, int], names: Collection[str]
@@ -256,13 +255,13 @@ class _Bench:
         own = {name: constants[name] for name in reached}
         return display(here[0]), survey(image, own, reached)
 
-    def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
+    def statements(self) -> Iterator[str]:
         """Yields the statements of the last answer's theorems, as far as they can be printed.
 
         Lean may end this process meanwhile.
         """
         if self._printer is not None:
-            yield from self._printer.statements(map(tuple, theorems))
+            yield from self._printer.statements(self._stated)
 
     def start_anew(self) -> bool:
         """Forgets the last file; returns False if another one needs a new process."""

@@ -19,25 +19,6 @@ from leanq.lean.audit.layouts import Damaged, Kind
 from leanq.lean.files import compiled_modules
 from leanq.lean.syntax import quote
 
-__all__ = [
-    "MAX_BYTES",
-    "Constant",
-    "Import",
-    "Kind",
-    "Module",
-    "Name",
-    "code_with",
-    "display",
-    "find_folder",
-    "find_module",
-    "find_modules",
-    "modules_of",
-    "open_image",
-    "read_bytes",
-    "read_module",
-    "read_parts",
-]
-
 MAX_BYTES = 256 << 20
 # What the machine is short of, or its disk's fault.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)

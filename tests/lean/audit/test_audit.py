@@ -11,8 +11,9 @@ import pytest
 from support.images import Image, Lean
 
 from leanq.errors import AuditError
+from leanq.lean.audit.image import Name
 from leanq.lean.audit.imported_axioms import Findings, ImportedAxioms, audit, print_axioms_source
-from leanq.lean.audit.olean import Name, open_image, read_parts
+from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.survey import Survey, reachable, survey
 from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import name_examples

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from support.layouts import LAYOUTS, Layout, write_module
 
 from leanq.errors import AuditError
+from leanq.lean.audit.image import Import
 from leanq.lean.audit.layouts import Damaged, UnknownLayout
-from leanq.lean.audit.olean import Import, open_image, read_module, read_parts
+from leanq.lean.audit.olean import open_image, read_module, read_parts
 
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.lean)
 NAMES = st.lists(st.text("abcαλ'_", min_size=1, max_size=4), unique=True, max_size=5)

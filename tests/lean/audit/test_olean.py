@@ -15,7 +15,8 @@ from support.images import Image, Lean
 
 from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit import image as image_module
-from leanq.lean.audit.olean import Constant, Import, Module, Name, display, read_bytes, read_module
+from leanq.lean.audit.image import Import, Name
+from leanq.lean.audit.olean import Constant, Module, display, read_bytes, read_module
 
 
 @pytest.fixture(scope="module")
