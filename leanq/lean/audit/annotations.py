@@ -24,6 +24,7 @@ from leanq.lean.audit.elaborator import Elaborator
 from leanq.lean.audit.expressions import (
     EXPLICIT,
     INSTANCE,
+    NATURAL,
     Expressions,
     Key,
     Local,
@@ -47,7 +48,6 @@ _OF_NAT: Name = ("OfNat", "ofNat")
 # All its instances for one proposition are equal.
 _DECIDABLE = (shapes.CONST, "Decidable")
 _FAMILIES = tuple((shapes.CONST, f"Decidable{each}") for each in ("Pred", "Rel", "Eq"))
-_NATURAL = (shapes.CONST, "Nat")
 _OUT = frozenset({("outParam",), ("semiOutParam",)})
 _MOST_VISITS = 50_000
 
@@ -109,10 +109,9 @@ class Annotator(Expressions):
                     if signature and self._kind_of(signature, number) == INSTANCE:
                         found |= set() if self._elaborator.same(*pair) else {one}
                 continue
-            for part in shapes.PARTS[kind]:
-                is_body = kind in shapes.BINDERS and part == shapes.PARTS[kind][-1]
-                inside = self._inside(one, around) if is_body else around
-                todo.append((self._word(one, part), self._word(other, part), inside))
+            pairs = zip(self._parts(one), self._parts(other), strict=True)
+            for (mine, is_inside), (theirs, _) in pairs:
+                todo.append((mine, theirs, self._inside(one, around) if is_inside else around))
         return found
 
     def _visit(self, at: int, around: Locals, expected: Key) -> int:
@@ -161,7 +160,7 @@ class Annotator(Expressions):
         is_other = expected not in (None, type_) and not self._is_proof(at, around)
         is_whole = at in self._shown or not self._has_defaults(head, args, signature, around)
         if not is_whole and self._is_number(head, args):
-            is_natural = self._is_natural(args[0]) and expected in (None, _NATURAL)
+            is_natural = self._constant(args[0]) == _NAT and expected in (None, NATURAL)
             return self._noted(at, None if is_natural else _NUMBER)
         wanted = self._asked(args, signature, around)
         known, typed = set[int](), set[int]()
@@ -185,7 +184,7 @@ class Annotator(Expressions):
             elif number in typed:
                 made.append(self._noted(self._visit(arg, around, asked), _TYPED))
             else:
-                is_told = self._is_told(signature, number, known)
+                is_told = number < len(wanted) and signature.mentioned[number] <= known
                 made.append(self._visit(arg, around, asked if is_told else None))
         applied = self._applied(at, head, args, head, made)
         note = {**(WHOLE if is_whole else {}), **(_TYPED if is_other else {})}
@@ -270,8 +269,7 @@ class Annotator(Expressions):
         return outputs if inputs <= known else set()
 
     def _is_output(self, type_: int) -> bool:
-        head, _ = self._spine(type_)
-        return self._kind(head) == shapes.CONST and self._name(self._word(head, 1)) in _OUT
+        return self._constant(self._spine(type_)[0]) in _OUT
 
     def _tells_type(self, at: int, around: Locals) -> bool:
         """Returns whether the printed part of an expression tells its type."""
@@ -349,15 +347,12 @@ class Annotator(Expressions):
         if class_ != _DECIDABLE and class_ not in _FAMILIES and self._type(at, around) != required:
             return False
         if kind == shapes.BVAR:
-            level = len(around) - 1 - (self._word(head, 1) >> 1)
+            level = self._level(head, around)
             first, is_found = level + 1, around[level].is_instance
         else:
-            first = 0
-            is_found = (
-                kind == shapes.CONST
-                and self._name(self._word(head, 1)) not in self._own
-                and self._elaborator.is_instance(self._word(head, 1))
-            )
+            name = self._constant(head)
+            is_new = bool(name) and name not in self._own
+            first, is_found = 0, is_new and self._elaborator.is_instance(self._word(head, 1))
         if not is_found:
             return False
         self.hides_instances = True
@@ -387,7 +382,7 @@ class Annotator(Expressions):
             head, _ = self._spine(type_)
             if self._kind(head) in harmless:
                 return False
-            if self._kind(head) != shapes.CONST or self._name(self._word(head, 1)) in self._own:
+            if (name := self._constant(head)) in self._own or not name:
                 return True
             if not self._elaborator.may_be_class(self._word(head, 1)):
                 return False
@@ -406,31 +401,15 @@ class Annotator(Expressions):
         return type_ is not None and self._type(at, around) == type_
 
     def _is_number(self, head: int, args: Sequence[int]) -> bool:
-        return (
-            len(args) == 3
-            and self._kind(head) == shapes.CONST
-            and self._name(self._word(head, 1)) == _OF_NAT
-            and self._kind(args[1]) == shapes.LIT
-        )
-
-    def _is_natural(self, type_: int) -> bool:
-        return self._kind(type_) == shapes.CONST and self._name(self._word(type_, 1)) == _NAT
-
-    def _is_told(self, signature: Signature, number: int, known: set[int]) -> bool:
-        """Returns whether the type of an argument follows from the known arguments."""
-        if number >= len(signature.types):
-            return False
-        return signature.mentioned[number] <= known
+        is_literal = len(args) == 3 and self._kind(args[1]) == shapes.LIT
+        return is_literal and self._constant(head) == _OF_NAT
 
     def _kind_of(self, signature: Signature, number: int) -> int:
         return signature.kinds[number] if number < len(signature.kinds) else EXPLICIT
 
     def _holds_own(self, at: int) -> bool:
         """Returns whether an expression refers to the text's own declarations."""
-        return any(
-            self._kind(each) == shapes.CONST and self._name(self._word(each, 1)) in self._own
-            for each in self._below([at])
-        )
+        return any(self._constant(each) in self._own for each in self._below([at]))
 
     def _applied(
         self, at: int, head: int, args: Sequence[int], new_head: int, new_args: Sequence[int]

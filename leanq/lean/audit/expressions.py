@@ -16,7 +16,7 @@ from leanq.lean.audit.kernel import Kernel, KernelLimitError
 EXPLICIT, INSTANCE = 0, 3
 """Lean's numbers for the kinds of binders."""
 _THEOREM = 2
-_NATURAL, _STRING = (shapes.CONST, "Nat"), (shapes.CONST, "String")
+NATURAL, _STRING = (shapes.CONST, "Nat"), (shapes.CONST, "String")
 _MARKS = frozenset(
     (shapes.CONST, each) for each in ("optParam", "autoParam", "outParam", "semiOutParam")
 )
@@ -91,9 +91,9 @@ class Expressions:
             return (shapes.SORT,)
         if kind == shapes.LIT:
             is_text = isinstance(self._kernel.literal(self._word(at, 1)), str)
-            return _STRING if is_text else _NATURAL
+            return _STRING if is_text else NATURAL
         if kind == shapes.BVAR:
-            level = len(around) - 1 - (self._word(at, 1) >> 1)
+            level = self._level(at, around)
             return without_mark(self._key(around[level].type_, level))
         if kind == shapes.CONST:
             return self._key(self._kernel.info(self._word(at, 1)).type_, 0)
@@ -164,11 +164,9 @@ class Expressions:
         variable."""
         kind = self._kind(head)
         if kind == shapes.BVAR:
-            level = len(around) - 1 - (self._word(head, 1) >> 1)
+            level = self._level(head, around)
             return self._telescope(around[level].type_, level)
-        if kind != shapes.CONST:
-            return None
-        return self._of_constant(self._word(head, 1))
+        return self._of_constant(self._word(head, 1)) if kind == shapes.CONST else None
 
     def _of_constant(self, named: int) -> Signature:
         name = self._name(named)
@@ -233,31 +231,28 @@ class Expressions:
         """Returns the parameters that follow from a type; ``depth`` are bound around it."""
         kind = self._kind(type_)
         if kind == shapes.BVAR:
-            index = self._word(type_, 1) >> 1
-            return {depth - 1 - index} if index < depth else set()
-        if kind == shapes.FORALL:
+            return self._parameter(type_, depth)
+        if kind in (shapes.FORALL, shapes.LAM):
             inner = self._rigid(self._word(type_, 3), depth + 1) - {depth}
-            return self._rigid(self._word(type_, 2), depth) | inner
-        if kind == shapes.LAM:
-            return self._rigid(self._word(type_, 3), depth + 1) - {depth}
+            is_type = kind == shapes.FORALL
+            return inner | self._rigid(self._word(type_, 2), depth) if is_type else inner
         if kind != shapes.APP:
             return set()
         head, args = self._spine(type_)
-        if self._kind(head) != shapes.CONST:
-            return set()
-        return set[int]().union(*(self._rigid(each, depth) for each in args))
+        told = args if self._constant(head) else ()
+        return set[int]().union(*(self._rigid(each, depth) for each in told))
+
+    def _parameter(self, variable: int, depth: int) -> set[int]:
+        index = self._word(variable, 1) >> 1
+        return {depth - 1 - index} if index < depth else set()
 
     def _mentioned(self, type_: int, depth: int) -> set[int]:
         """Returns the parameters that a type mentions."""
-        kind = self._kind(type_)
-        if kind == shapes.BVAR:
-            index = self._word(type_, 1) >> 1
-            return {depth - 1 - index} if index < depth else set()
-        parts = shapes.PARTS[kind]
+        if self._kind(type_) == shapes.BVAR:
+            return self._parameter(type_, depth)
         found = set[int]()
-        for part in parts:
-            is_inside = kind in shapes.BINDERS and part == parts[-1]
-            below = self._mentioned(self._word(type_, part), depth + is_inside)
+        for part, is_inside in self._parts(type_):
+            below = self._mentioned(part, depth + is_inside)
             found |= below - {depth} if is_inside else below
         return found
 
@@ -288,15 +283,9 @@ class Expressions:
             return (shapes.SORT,)
         if kind == shapes.LIT:
             return (shapes.LIT, self._kernel.literal(word(at, 1)))
-        parts = shapes.PARTS[kind]
         below = [
-            self._new_key(
-                word(at, part),
-                depth,
-                values,
-                inner + (kind in shapes.BINDERS and part == parts[-1]),
-            )
-            for part in parts
+            self._new_key(part, depth, values, inner + is_inside)
+            for part, is_inside in self._parts(at)
         ]
         return self._made(kind, word(at, 2) if kind == shapes.PROJ else 0, *below)
 
@@ -307,9 +296,20 @@ class Expressions:
             self._spend()
             at = todo.pop()
             yield at
-            fresh = {self._word(at, part) for part in shapes.PARTS[self._kind(at)]} - seen
+            fresh = {part for part, _ in self._parts(at)} - seen
             seen |= fresh
             todo += fresh
+
+    def _parts(self, at: int) -> Iterator[tuple[int, bool]]:
+        """Yields the expressions in one, and whether each is inside of its variable."""
+        kind, *words = self._cell(at)
+        parts = shapes.PARTS[kind]
+        for part in parts:
+            yield words[part - 1], kind in shapes.BINDERS and part == parts[-1]
+
+    def _constant(self, at: int) -> Name:
+        """Returns the name of a constant; () for another expression."""
+        return self._name(self._word(at, 1)) if self._kind(at) == shapes.CONST else ()
 
     def _spine(self, at: int) -> tuple[int, list[int]]:
         """Returns the head of an application, and its arguments."""
@@ -326,6 +326,10 @@ class Expressions:
     def _inside(self, at: int, around: Locals) -> Locals:
         is_instance = self._kind(at) != shapes.LET and self._binder(at) == INSTANCE
         return (*around, Local(self._word(at, 2), is_instance))
+
+    def _level(self, variable: int, around: Locals) -> int:
+        """Returns the place of a variable among those around it."""
+        return len(around) - 1 - (self._word(variable, 1) >> 1)
 
     def _binder(self, at: int) -> int:
         return self._kernel.byte(at, 3, 8)
