@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
-Value = tuple[object, ...]
+Value = tuple[Any, ...]
 """The kind of an expression or level, the numbers of those in it, and what it holds beside."""
 
 

@@ -293,16 +293,12 @@ class Judge:
             raise _disagrees(name, str(error)) from None
 
 
-def _refused(name: Name, text: str) -> DeniedError:
-    return DeniedError("kernel_refused", _refusal(name, text))
+def _refused(name: Name, text: str, kind: type[DeniedError] = DeniedError) -> DeniedError:
+    return kind("kernel_refused", f"Lean's kernel does not accept {display(name)}: {text}")
 
 
-def _disagrees(name: Name, text: str) -> DisagreementError:
-    return DisagreementError("kernel_refused", _refusal(name, text))
-
-
-def _refusal(name: Name, text: str) -> str:
-    return f"Lean's kernel does not accept {display(name)}: {text}"
+def _disagrees(name: Name, text: str) -> DeniedError:
+    return _refused(name, text, DisagreementError)
 
 
 def _reserved(name: Name, known: Name, why: str, is_own: bool) -> DeniedError:

@@ -3,8 +3,8 @@
 Each module is transcribed once (:mod:`leanq.lean.audit.transcriber`) and kept under the hash of its
 content. For each state of an environment's files there is a folder of hard links to these images.
 A state is which file belongs to which module, each file's size, times and inode, and the content of
-those that were just changed. The folder begins with what the last one has of modules that are the
-same, and fills as headers need more; `KernelImages.prepare_all` fills it at once. ::
+those that were just changed. The folder fills as headers need more; `KernelImages.prepare_all`
+fills it at once. ::
 
     kernel-images/KEY/                KEY: the judge's Lean, and the code that transcribes
       store/AB/DIGEST.olean           the image of a module
@@ -216,6 +216,7 @@ class KernelImages:
             fact = self._facts.get(module)
             if fact is None:
                 lacking.append(module)
+                fact = _read_fact(self._image(self._digest(module, self._hashes())))
             # A file is read before it is transcribed only so that the work goes in parallel.
             imports = fact.imports if fact else self._read_imports(module)
             fresh = [each for each in imports if each not in seen]
@@ -267,7 +268,6 @@ class KernelImages:
         if is_new:
             with _alone(base / "lock"):
                 _prune(base)
-                self._take_over(view)
         else:
             self._learn(view)
         self._view = view
@@ -289,24 +289,15 @@ class KernelImages:
 
     def _learn(self, view: Path) -> None:
         """Learns what this process, or another one, has put into the folder."""
-        for module, fact in _read_index(view):
-            if module not in self._facts and _is_whole(_place(view, module), fact.image_bytes):
-                self._facts[module] = fact
-
-    def _take_over(self, view: Path) -> None:
-        """Links the images of modules whose files are those of the folder that was used last."""
-        found = ((other, other.lstat()) for other in view.parent.iterdir() if other != view)
-        others = {status.st_mtime_ns: other for other, status in found if is_ours(status)}
-        if not others:
-            return
-        hashes = self._hashes()
-        for module, fact in _read_index(others[max(others)]):
-            if self._paths.get(module) and fact.digest == self._digest(module, hashes):
-                image = self._image(fact.digest)
-                if _is_whole(image, fact.image_bytes):
-                    self._link(image, view, module)
+        with contextlib.suppress(ValueError, TypeError):
+            for name, imports, constants, known, *rest in json.loads(
+                read_kept(view / ".index.json") or b"[]"
+            ):
+                module = tuple(name)
+                fact = _Fact(tuple(map(tuple, imports)), constants, tuple(known), *rest)
+                is_new = module not in self._facts
+                if is_new and _is_whole(_place(view, module), fact.image_bytes):
                     self._facts[module] = fact
-        self._keep(view)
 
     def _keep(self, view: Path) -> None:
         rows = [(module, *fact) for module, fact in self._facts.items()]
@@ -489,15 +480,6 @@ def _is_whole(image: str, size_bytes: int) -> bool:
     except OSError:
         return False
     return is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
-
-
-def _read_index(view: Path) -> Iterator[tuple[Name, _Fact]]:
-    """Yields what a folder says of its modules, as far as it can be read."""
-    with contextlib.suppress(ValueError, TypeError):
-        for module, imports, constants, known, *rest in json.loads(
-            read_kept(view / ".index.json") or b"[]"
-        ):
-            yield tuple(module), _Fact(tuple(map(tuple, imports)), constants, tuple(known), *rest)
 
 
 def _place(view: Path, module: Name) -> str:

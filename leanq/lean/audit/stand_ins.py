@@ -18,6 +18,8 @@ why it holds. Further variables behind these do not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from functools import reduce
+from operator import or_
 from typing import NamedTuple, TypeVar
 
 from leanq.lean.audit import shapes
@@ -105,7 +107,7 @@ class Uses:
         number = use.type_
         while (key := self._key(number))[0] == _BEHIND:
             self._spend(1)
-            *binder, number = _numbers(key[1:])
+            *binder, number = key[1:]
             binders.append(tuple(binder))
         return number, binders
 
@@ -115,9 +117,8 @@ class Uses:
     def _mark(self, number: int) -> int | None:
         """Returns which stand-in a constant is."""
         key = self._key(number)
-        if key[0] == shapes.CONST and isinstance(key[1], int) and key[1] in self._all_marks:
-            return key[1]
-        return None
+        is_mark = key[0] == shapes.CONST and key[1] in self._all_marks
+        return key[1] if is_mark else None
 
     def _join_uses(self, number: int) -> frozenset[Use]:
         if (mark := self._mark(number)) is not None:
@@ -168,19 +169,15 @@ class Uses:
         def join(number: int) -> int:
             key = self._key(number)
             if key[0] == shapes.BVAR:
-                (index,) = key[1:]
-                assert isinstance(index, int)
+                index: int = key[1]
                 self._spend(1 + index // 64)
                 return 1 << index
             masks = [self._masks[each] for each in _parts(key)]
             if key[0] in shapes.BINDERS:
                 masks[-1] >>= 1
-            whole = 0
-            for mask in masks:
-                whole |= mask
-            return whole
+            return reduce(or_, masks, 0)
 
-        return _fold(root, self._masks, lambda n: _parts(self._key(n)), join, self._spend)
+        return _fold(root, self._masks, self._below, join, self._spend)
 
     def _lower(self, root: int) -> int:
         """Returns an expression with one variable less around it, which it does not mention."""
@@ -203,27 +200,16 @@ class Uses:
                 return number
             key = self._key(number)
             if key[0] == shapes.BVAR:
-                (index,) = key[1:]
-                assert isinstance(index, int)
-                return self._number((shapes.BVAR, index - 1))
+                return self._number((shapes.BVAR, key[1] - 1))
             parts = [self._lowered[each] for each in below(item)]
             return self._number((key[0], *parts, *key[len(parts) + 1 :]))
 
         return _fold((root, 0), self._lowered, below, join, self._spend)
 
 
-def _kind(key: Value) -> int:
-    kind = key[0]
-    return kind if isinstance(kind, int) else -1
-
-
 def _parts(key: Value) -> tuple[int, ...]:
     """Returns the expressions in an expression."""
-    return _numbers(key[1 : 1 + _PARTS.get(_kind(key), 0)])
-
-
-def _numbers(parts: Value) -> tuple[int, ...]:
-    return parts  # type: ignore[return-value]
+    return key[1 : 1 + _PARTS.get(key[0], 0)]
 
 
 def _union(sets: list[frozenset[_Item]]) -> frozenset[_Item]:

@@ -107,10 +107,7 @@ def survey(
     image: Image, constants: Mapping[Name, Raw], known: Mapping[Name, AbstractSet[Name]]
 ) -> Survey:
     """Surveys the constants of a file; ``known`` has the references of some of them."""
-    references = dict(known)
-    for name, raw in constants.items():
-        if name not in references:
-            references[name] = image.references(raw)
+    references = {**known, **led_to(image, constants, constants, known)}
     safe = [name for name, raw in constants.items() if not raw.unsafe]
     return Survey(
         axioms=frozenset(name for name, raw in constants.items() if raw.kind == "axiom"),
@@ -133,13 +130,9 @@ def led_to(
     todo = [*start]
     while todo:
         name = todo.pop()
-        if name in found or name not in constants:
-            continue
-        references = known.get(name)
-        if references is None:
-            references = image.references(constants[name])
-        found[name] = references
-        todo += references
+        if name in constants and name not in found:
+            found[name] = known[name] if name in known else image.references(constants[name])
+            todo += found[name]
     return found
 
 
