@@ -49,7 +49,9 @@ _ORDER: dict[str, Any] = {
     "holes": (),
     "allowed": (),
     "is_whole": False,
-    "stand_in": "",
+    "stand_ins": (),
+    "unseen": (),
+    "op": "verify",
 }
 
 
@@ -108,7 +110,7 @@ async def measure(environment: Environment, name: str, text: str, times: int) ->
             checks += [_compile(environment, where, text) for _ in range(times - 1)]
         for _ in range(times):
             found = await judges.judge(header, file, ("", ""), _LIMITS)
-            both = await judges.verify(header, file, file, _ORDER, _LIMITS)
+            both = await judges.ask(header, [file, file], _ORDER, _LIMITS)
             if not found.proved or not both.proved or both.differences:
                 raise SystemExit(f"{name}: {found} {both}")
             judged.append(found.cpu_s)

@@ -201,15 +201,16 @@ class Compilation:
         ending, prints = self._ended.name, self.request.statements
         order: dict[str, Any] = {"ending": ending, "tenant": tenant, "statements": prints}
         if self.target is not None:
-            order |= self.target.order() | {"allowed": self.request.allow_axioms}
-            return await judges.verify(self._header, self.target.file, file, order, limits)
+            order |= self.target.order() | {"allowed": self.request.allow_axioms, "op": "verify"}
+            return await judges.ask(self._header, [self.target.file, file], order, limits)
         if (examples := self._examples) is not None:
             order |= {
                 "names": self._example_names,
                 "places": self._places,
                 "probe_name": examples.probe_name,
+                "op": "examples",
             }
-            return await judges.examples(self._header, file, self._named, order, limits)
+            return await judges.ask(self._header, [file, *self._named], order, limits)
         return await judges.judge(self._header, file, ending, limits, tenant, statements=prints)
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:

@@ -236,29 +236,7 @@ class Judges:
             SandboxError: this machine failed.
         """
         order = {"op": "judge", "ending": ending, "tenant": tenant, "statements": statements}
-        return await self._ask(header, [file], order, limits)
-
-    async def examples(
-        self,
-        header: Header,
-        plain: Parts,
-        named: Sequence[Parts],
-        order: Mapping[str, Any],
-        limits: Limits,
-    ) -> Judgement:
-        """Judges a text with examples, and the text with a name for each of them."""
-        return await self._ask(header, [plain, *named], {**order, "op": "examples"}, limits)
-
-    async def verify(
-        self,
-        header: Header,
-        target: Parts,
-        candidate: Parts,
-        order: Mapping[str, Any],
-        limits: Limits,
-    ) -> Judgement:
-        """Judges a candidate, and whether it states what a target states."""
-        return await self._ask(header, [target, candidate], {**order, "op": "verify"}, limits)
+        return await self.ask(header, [file], order, limits)
 
     async def axioms(
         self, header: Header, names: Sequence[Name]
@@ -282,9 +260,15 @@ class Judges:
             raise AuditError(found.text)
         return dict(zip(names, found.behind, strict=True))
 
-    async def _ask(
+    async def ask(
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
+        """Judges files by an order: ``verify`` a target and a candidate, or ``examples``, a text's
+        file and those with a name for each of its examples.
+
+        Raises:
+            SandboxError: this machine failed.
+        """
         if self._alone:
             order = {**order, "tenant": None}
         unavailable = await self.unavailable()

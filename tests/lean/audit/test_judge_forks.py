@@ -81,6 +81,7 @@ def judging(parts: Sequence[bytes], header: str = PRELUDE) -> Ask:
 
 def verifying(target: Sequence[bytes], candidate: Sequence[bytes]) -> Ask:
     order: dict[str, Any] = {
+        "op": "verify",
         "ending": ("", ""),
         "target_ending": ("", ""),
         "theorems": (),
@@ -90,8 +91,8 @@ def verifying(target: Sequence[bytes], candidate: Sequence[bytes]) -> Ask:
         "stand_ins": (),
         "unseen": (),
     }
-    return lambda judges, tenant: judges.verify(
-        split_header(PRELUDE), target, candidate, {**order, "tenant": tenant}, LIMITS
+    return lambda judges, tenant: judges.ask(
+        split_header(PRELUDE), [target, candidate], {**order, "tenant": tenant}, LIMITS
     )
 
 

@@ -126,6 +126,7 @@ async def test_no_constant_stands_in_for_an_unsafe_one(judges: Judges, lean: Lea
 
 async def verified(judges: Judges, lean: Lean, code: str, target: str) -> Judgement:
     order = {
+        "op": "verify",
         "ending": ENDING,
         "target_ending": ("", ""),
         "theorems": [],
@@ -136,7 +137,7 @@ async def verified(judges: Judges, lean: Lean, code: str, target: str) -> Judgem
         "allowed": [],
     }
     files = parts(lean, target, "Target"), parts(lean, code)
-    return await judges.verify(split_header(code), *files, order, LIMITS)
+    return await judges.ask(split_header(code), files, order, LIMITS)
 
 
 async def test_two_meanings_of_one_name_are_not_judged(judges: Judges, lean: Lean) -> None:

@@ -886,17 +886,17 @@ async def test_types_in_the_layout_of_an_old_lean_are_compared(
         for name, text in (("Stated", target), ("Given", code))
     )
     order = {"ending": ("", ""), "target_ending": ("", ""), "theorems": [], "holes": []}
-    order |= {"is_whole": False, "stand_ins": [], "unseen": [], "allowed": []}
+    order |= {"is_whole": False, "stand_ins": [], "unseen": [], "allowed": [], "op": "verify"}
     limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
     judges = Judges(other, slots=1, prints=False)
     try:
         files = [bytes(stated)], [bytes(given)]
-        found = await judges.verify(split_header(code), *files, order, limits)
+        found = await judges.ask(split_header(code), files, order, limits)
         assert (found.proved, found.rule, found.differences) == (True, "", ()), found
         # Whether types are nested is the last of an inductive type's flags.
         stated[8 * (Image([bytes(stated)]).constants()["Tree",].value + 6) + 3] ^= 1
         files = [bytes(stated)], [bytes(given)]
-        found = await judges.verify(split_header(code), *files, order, limits)
+        found = await judges.ask(split_header(code), files, order, limits)
         [(name, rule, _)] = found.differences
         assert (name, rule) == ("t", "definition_differs")
     finally:
