@@ -36,27 +36,15 @@ _TYPES: dict[str, Any] = {
     "-": None,
 }
 
-# `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
-_FIRST_LIMIT = 13
-_EXCEPTIONS = (
-    "unknown constant",
-    "already declared",
-    "declaration type mismatch",
-    "declaration has metavariables",
-    "declaration has free variables",
-    "function expected",
-    "type expected",
-    "let type mismatch",
-    "expression type mismatch",
-    "application type mismatch",
-    "invalid projection",
-    "theorem type is not a proposition",
-    "other",
-    "deterministic timeout",
-    "excessive memory",
-    "deep recursion",
-    "interrupted",
-)
+# `Lean.Kernel.Exception`: one that has a text, and those that tell of a limit, and nothing of the
+# declaration.
+_OTHER = 12
+_LIMITS = {
+    13: "deterministic timeout",
+    14: "excessive memory",
+    15: "deep recursion",
+    16: "interrupted",
+}
 
 # `Lean.OLeanLevel`: how much of the imports is loaded.
 _WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
@@ -191,7 +179,7 @@ class Objects:
             yield word(list_ + WORD_BYTES)
             list_ = word(list_ + 2 * WORD_BYTES)
 
-    def read_name(self, name: int) -> tuple[str | int, ...]:
+    def read_name(self, name: int) -> Name:
         """Returns the parts of a `Name`."""
         known = self._read_names.get(name)
         if known is None:
@@ -220,14 +208,6 @@ class Objects:
     def byte(address: int, fields: int, number: int) -> int:
         """Returns the byte of this number behind so many fields of an object."""
         return c_uint8.from_address(address + WORD_BYTES + WORD_BYTES * fields + number).value
-
-    def _parts(self, name: int) -> Name:
-        parts: list[str | int] = []
-        while not name & 1:
-            last = word(name + 2 * WORD_BYTES)
-            parts.append(last >> 1 if last & 1 else self.read_string(last))
-            name = word(name + WORD_BYTES)
-        return tuple(reversed(parts))
 
     def read_string(self, value: int) -> str:
         """Returns a `String`."""
@@ -402,7 +382,7 @@ class Kernel(Objects):
             if option & 1:
                 return ()
             number = word(option + WORD_BYTES) >> 1
-            return self._parts(word(names + 3 * WORD_BYTES + number * WORD_BYTES))
+            return self.read_name(word(names + 3 * WORD_BYTES + number * WORD_BYTES))
 
         return home
 
@@ -435,8 +415,8 @@ class Kernel(Objects):
             self.added.append(declaration)
             return
         tag = self.tag(value)
-        if tag >= _FIRST_LIMIT:
-            raise KernelLimitError(_EXCEPTIONS[tag] if tag < len(_EXCEPTIONS) else "a limit")
+        if tag > _OTHER:
+            raise KernelLimitError(_LIMITS.get(tag, "a limit"))
         raise RefusedError(self._words_of(value, tag))
 
     def has(self, name: int, info: int) -> bool | None:
@@ -528,7 +508,7 @@ class Kernel(Objects):
         return word(word(info + WORD_BYTES) + WORD_BYTES)
 
     def _words_of(self, exception: int, tag: int) -> str:
-        if _EXCEPTIONS[tag] == "other":
+        if tag == _OTHER:
             return self.read_string(word(exception + WORD_BYTES))
         result = self._to_string(self._to_message(exception, self.no_options), 1)
         is_string = self.tag(result) == 249

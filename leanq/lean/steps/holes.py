@@ -207,17 +207,6 @@ class Draft:
         """The whole text; nothing is appended any more."""
         return "".join(self._pieces)
 
-    def with_trial(self, tactic: str) -> Draft:
-        """Returns the same draft with another tactic on trial."""
-        moved = len(tactic) - (self.trial.end - self.trial.start)
-        draft = Draft()
-        draft.add(self.text[: self.trial.start])
-        draft.trial = draft.add(tactic)
-        draft.add(self.text[self.trial.end :])
-        draft.blocks = [Span(each.start, each.end + moved) for each in self.blocks]
-        draft.stand_ins = self.stand_ins
-        return draft
-
     @cached_property
     def _line_starts(self) -> list[int]:
         return [0, *accumulate(len(line) + 1 for line in self.text.split("\n"))]

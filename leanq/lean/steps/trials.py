@@ -159,8 +159,9 @@ class _Step:
         tactics = [tactic.text for tactic in (*recipe.tactics, self._move.tactic)]
         return await self._auditor.runs_programs("\n".join([recipe.source.code, *tactics]))
 
-    async def _without_tactic(self, stand_in: str) -> Draft:
-        """Drafts the text with the tactic's own hole open, and a stand-in for all others."""
+    async def _without_tactic(self, stand_in: str) -> tuple[Draft, Draft]:
+        """Drafts the text with the tactic's own hole open, and a stand-in for all others; and the
+        same with a tactic that shows the hole's goals."""
         recipe, unfilled = self._move.recipe, Tactic(_UNFILLED)
         draft = draft_trial(recipe, unfilled)
         outside: Sequence[int] = ()
@@ -170,7 +171,11 @@ class _Step:
                 run = await self._try(slot, draft)
             *outside, others = draft.left_over(run.outcome.messages)
             unfilled = Tactic("\n;\n".join([_UNFILLED] * (1 + others)))
-        return draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside)
+        opened, shown = (
+            draft_trial(recipe, tactic, stand_in=stand_in, outside=outside)
+            for tactic in (unfilled, Tactic("skip"))
+        )
+        return opened, shown
 
     async def _unseen(self, draft: Draft, stand_in: str) -> list[str]:
         """Returns the ends of the names of those stand-ins that no tactic in the hole can see.
@@ -180,7 +185,6 @@ class _Step:
         move = self._move
         if _OPTION.search(draft.text) or _NAMED_GOAL.search(move.tactic.text):
             return []
-        draft = draft.with_trial("skip")
         limits = limits_of(self._request)
         async with self._lean.slot() as slot:
             run = await self._lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
@@ -208,13 +212,13 @@ class _Step:
         request = structs.replace(self._request, allow_axioms=allowed)
         source = move.recipe.source.code
         stand_ins: tuple[str, ...] = ()
-        stated: Draft | None = None
+        shown: Draft | None = None
+        stated = source
         if stand_in:
             stand_ins = (f"_leanq_{move.state[:16]}_", stand_in)
-            stated = await self._without_tactic(stand_ins[0])
-        target, salt = await self._targets.of_source(
-            source, draft.text, self._request, stated.text if stated else source
-        )
+            opened, shown = await self._without_tactic(stand_ins[0])
+            stated = opened.text
+        target, salt = await self._targets.of_source(source, draft.text, self._request, stated)
         target = replace(target, stand_ins=stand_ins)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
 
@@ -222,9 +226,9 @@ class _Step:
         async with self._lean.slot() as slot:
             compiled = await compilation.compile(slot)
         checked = await compilation.judge(self._auditor, compiled)
-        if stated and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
+        if shown and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
             # Recursion moves variables, and what other holes are about can depend on the tactic.
-            unseen = await self._unseen(stated, stand_ins[0])
+            unseen = await self._unseen(shown, stand_ins[0])
             if unseen:
                 target = replace(target, unseen=unseen)
                 checked = await compilation.judge(self._auditor, compiled, target)
