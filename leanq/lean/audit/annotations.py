@@ -262,14 +262,12 @@ class Annotator(Expressions):
         inputs, outputs = set[int](), set[int]()
         for number, arg in enumerate(args):
             told = self._rigid(arg, depth)
-            if number < len(signature.types) and self._is_output(signature.types[number]):
+            type_ = signature.types[number] if number < len(signature.types) else arg
+            if self._constant(self._spine(type_)[0]) in _OUT:
                 outputs |= told
             else:
                 inputs |= told
         return outputs if inputs <= known else set()
-
-    def _is_output(self, type_: int) -> bool:
-        return self._constant(self._spine(type_)[0]) in _OUT
 
     def _tells_type(self, at: int, around: Locals) -> bool:
         """Returns whether the printed part of an expression tells its type."""

@@ -84,7 +84,10 @@ class _Body:
 
 @dataclass(slots=True)
 class _Scan:
-    """Collects findings while modules are read from importers to imports."""
+    """Collects findings while modules are read from importers to imports.
+
+    ``wanted``: the constants to read that no module had yet.
+    """
 
     bodies: dict[Name, _Body] = field(default_factory=dict)
     implementations: dict[Name, Name] = field(default_factory=dict)
@@ -97,6 +100,10 @@ class _Scan:
     configured_by: set[Name] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     home: dict[Name, str] = field(default_factory=dict)
+
+    def want(self, names: Iterable[Name]) -> None:
+        """Notes which constants to read, unless a module had them already."""
+        self.wanted |= {each for each in names if not (each in self.bodies or each in self.syntax)}
 
 
 def evaluators(environment: Environment) -> Evaluators:
@@ -165,7 +172,9 @@ def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = LEANS_OWN) -
     unseen: dict[Name, str] = {}
     for name, path in modules.items():
         try:
-            imports[name] = [each.module for each in _opened(path).imports()]
+            imports[name] = [
+                each.module for each in open_image(read_parts(path, follows=True)).imports()
+            ]
         except (AuditError, Damaged, IndexError) as error:
             imports[name], unseen[name] = [], str(error) or "it is damaged"
     try:
@@ -176,7 +185,9 @@ def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = LEANS_OWN) -
     for name in reversed(order):
         if name in modules and name not in unseen:
             try:
-                _look_into(_opened(modules[name]), display(name), found)
+                _look_into(
+                    open_image(read_parts(modules[name], follows=True)), display(name), found
+                )
             except (AuditError, Damaged, IndexError) as error:
                 unseen[name] = str(error) or "it is damaged"
     return _told(found, _lead_to(unseen, imports, order))
@@ -187,10 +198,6 @@ def _modules(
 ) -> Iterator[tuple[Name, Path]]:
     """Yields the modules of a search path as Lean finds them, except those of some libraries."""
     return ((name, Path(path)) for name, path in modules_of(folders, leave_out))
-
-
-def _opened(path: Path) -> Image:
-    return open_image(read_parts(path, follows=True))
 
 
 def _lead_to(
@@ -211,40 +218,33 @@ def _look_into(image: Image, module: str, found: _Scan) -> None:
         if _ELABORATORS.fullmatch(str(name[-1])):
             for key, declaration in _pairs(image, address):
                 found.elaborated.append((key, declaration))
-                found.wanted.add(declaration)
+                found.want((key, declaration))
                 found.home.setdefault(key, module)
         elif name in _INITIALIZED:
             for declaration, initial in _pairs(image, address):
-                found.registered.append(initial or declaration)
-                found.home.setdefault(initial or declaration, module)
-                found.wanted.add(initial or declaration)
+                start = initial or declaration
+                found.registered.append(start)
+                found.home.setdefault(start, module)
+                found.want([start])
         elif name == _IMPLEMENTED:
             found.implementations |= dict(_pairs(image, address))
         elif name == _PARSERS:
-            found.categories |= _categories(image, address)
-    found.wanted |= {key for key, _ in found.elaborated} | found.categories.keys()
+            categories = _categories(image, address)
+            found.categories |= categories
+            found.want(categories)
     _look_at_configurations(image, found)
-    while fresh := image.constants(_Unread(found)):
+    while fresh := image.constants(found.wanted):
         for name, raw in fresh.items():
-            if _is_syntax(image, raw):
+            type_, arguments = _applied(image, raw.type_)
+            if _last(type_) in _SYNTAX and not arguments:
                 found.syntax[name] = _symbols_of(image, raw)
                 continue
             body = found.bodies[name] = _body_of(image, raw)
-            found.wanted |= body.constants
-            found.wanted |= {(*each, "_unsafe_rec") for each in body.constants}
+            found.want(body.constants)
+            found.want((*each, "_unsafe_rec") for each in body.constants)
             if name in found.implementations:
-                found.wanted.add(found.implementations[name])
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Returns the wanted names that no module had yet."""
-
-    found: _Scan
-
-    def __contains__(self, name: object) -> bool:
-        found = self.found
-        return name in found.wanted and name not in found.bodies and name not in found.syntax
+                found.want([found.implementations[name]])
+        found.wanted -= fresh.keys()
 
 
 def _pairs(image: Image, address: int) -> Iterator[tuple[Name, Name]]:
@@ -271,13 +271,6 @@ def _categories(image: Image, address: int) -> dict[Name, str]:
             category, declaration = (image.name(words[index + number]) for number in (1, 2))
             found[declaration] = display(category)
     return found
-
-
-def _is_syntax(image: Image, raw: Raw) -> bool:
-    type_ = image.index(raw.type_)
-    if image.words[type_] >> 48 != shapes.CONST:
-        return False
-    return _last(image.name(image.words[type_ + 1])) in _SYNTAX
 
 
 def _walk(
@@ -349,16 +342,11 @@ def _body_of(image: Image, raw: Raw) -> _Body:
             head, arguments = _applied(image, image.base + 8 * index)
             if head == _ATOM and (text := _text(image, arguments[-1])) is not None:
                 body.atoms.add(text.strip())
-            elif _registers(head):
+            elif _REGISTERS.fullmatch(_last(head)) or head[-2:] in _DESCRIBES_AN_ATTRIBUTE:
+                # It gets the name of an attribute that it brings.
                 names = (_simple_name(image, each) for each in arguments)
                 body.attributes.update(name for name in names if name)
     return body
-
-
-def _registers(function: Name) -> bool:
-    """Returns whether a function gets the name of an attribute that it brings."""
-    is_named_so = _REGISTERS.fullmatch(_last(function)) is not None
-    return is_named_so or function[-2:] in _DESCRIBES_AN_ATTRIBUTE
 
 
 def _last(name: Name) -> str:

@@ -145,17 +145,13 @@ class ImportedAxioms:
         if spoken:
             source = print_axioms_source(self._header, spoken)
             self._known |= _read_answers(await self._ask(source), source, spoken)
+        axioms = {name for name, constant in hidden.items() if constant.kind == "axiom"}
         # Only now: a hidden constant's axioms are those of everything behind it.
         for name in unspeakable:
             reached = reachable([name], behind)
-            self._known[name] = frozenset(
-                axiom for each in reached for axiom in self._axioms_at(each, hidden)
-            )
-
-    def _axioms_at(self, name: Name, hidden: Mapping[Name, Constant]) -> frozenset[str]:
-        if name not in hidden:
-            return self._known[name]
-        return frozenset([display(name)] if hidden[name].kind == "axiom" else [])
+            own = {display(each) for each in reached & axioms}
+            behind_it = (self._known[each] for each in reached - hidden.keys())
+            self._known[name] = frozenset(own.union(*behind_it))
 
     def _read_hidden(self, names: set[Name]) -> dict[Name, Constant]:
         """Returns the constants of these names that Lean's syntax cannot name, and those behind

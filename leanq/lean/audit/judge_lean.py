@@ -36,20 +36,16 @@ def judge_lean(toolchain: Toolchain) -> JudgeLean:
     """
     own, wheel = toolchain.shared_libraries, wheel_libraries()
     known = VERSIONS.match(toolchain.version) is not None
-    if toolchain.source == "wheel" or (known and own and (not wheel or _is_the_wheels(toolchain))):
+    found = _wheels_lean() if wheel else None
+    is_same = found is None or found.commit == toolchain.commit
+    if toolchain.source == "wheel" or (known and own and is_same):
         return JudgeLean(own, toolchain.version if own else "")
     if wheel:
-        found = _wheels_lean()
         return JudgeLean(wheel, found.version if found else "", is_foreign=True)
     return JudgeLean(
         fault=f"Lean {toolchain.version} is judged by the kernel of leanq's own Lean, which is "
         f"missing: {to_install('judge')}"
     )
-
-
-def _is_the_wheels(toolchain: Toolchain) -> bool:
-    found = _wheels_lean()
-    return found is None or found.commit == toolchain.commit
 
 
 @cache

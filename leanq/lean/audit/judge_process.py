@@ -34,7 +34,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,8 @@ class _Bench:
         if self.kernel is None:
             return constants, None
         check_reserved(image, constants, *self._declaring(self.kernel))
-        renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
+        visible = partial(self.kernel.visible, self.modules)
+        renamed = hidden_names(self.kernel, constants, visible) if self.is_module else []
         return constants, Judge(self.kernel, image, constants, renamed)
 
     def _judge(
@@ -270,9 +271,6 @@ class _Bench:
             return False
         self.kernel.start_anew()
         return True
-
-    def _hidden_names(self, kernel: Kernel, constants: Collection[Name]) -> list[Name]:
-        return hidden_names(kernel, constants, lambda: kernel.visible(self.modules))
 
     def _declaring(self, kernel: Kernel) -> list[Callable[[Name], Image | None]]:
         """Returns what reads the module of the environment's library that declares a name, and what

@@ -219,7 +219,8 @@ def _differs(kernel: Kernel, name: str) -> str:
         if not _is_there(kernel, each):
             return f"the library has only a part of it, without {each}"
         if each in ("Eq", "List"):
-            levels[each] = _level_of(kernel, each)
+            [level] = kernel.items(kernel.info(kernel.name([each])).levels)
+            levels[each] = kernel.read_name(level)
     try:
         kernel.import_header([], [])
         for each in needs:
@@ -236,12 +237,6 @@ def _differs(kernel: Kernel, name: str) -> str:
     return ""
 
 
-def _level_of(kernel: Kernel, name: str) -> tuple[str | int, ...]:
-    """Returns the universe parameter of a constant, which has one."""
-    [level] = kernel.items(kernel.info(kernel.name([name])).levels)
-    return kernel.read_name(level)
-
-
 class _Terms:
     """Expressions by a short notation; each is made anew wherever it stands."""
 
@@ -250,8 +245,7 @@ class _Terms:
 
     def read(self, text: str, scope: Sequence[str]) -> int:
         """Returns an application of constants, numbers, and the variables of a scope."""
-        tokens = iter(_TOKEN.findall(text))
-        return self._application(tokens, scope)
+        return self._application(iter(_TOKEN.findall(text)), scope)
 
     def binders(self, kinds: Sequence[int], body: int, *, is_type: bool) -> int:
         """Returns a body behind binders of these types."""
@@ -377,21 +371,14 @@ class _Prover:
         """Returns why the kernel does not take a declaration of this type and value, or ""."""
         kernel = self._kernel
         kernel.env = self._env
-
-        def name() -> int:
-            return kernel.name([_PROBE])
-
-        none = kernel.list([])
+        name, all_ = kernel.name([_PROBE]), kernel.list([kernel.name([_PROBE])])
+        head = (name, kernel.list([]), type_, value)
         if is_theorem:
-            made = kernel.theorem_val(name(), none, type_, value, kernel.list([name()]))
-            declaration = kernel.construct(2, made)
+            tag, made = 2, kernel.theorem_val(*head, all_)
         else:
-            made = kernel.definition_val(
-                name(), none, type_, value, _OPAQUE, _SAFE, kernel.list([name()])
-            )
-            declaration = kernel.construct(1, made)
+            tag, made = 1, kernel.definition_val(*head, _OPAQUE, _SAFE, all_)
         try:
-            kernel.add(declaration)
+            kernel.add(kernel.construct(tag, made))
         except (RefusedError, KernelLimitError) as error:
             return " ".join(str(error).split())[:300] or "refused"
         return ""

@@ -21,15 +21,8 @@ def forged(honest: bytes) -> Sequence[bytes]:
     """Returns forged files, each wrong in one place, from the compiled `HONEST`."""
     image = Image([honest])
     constants = image.constants()
-    false, true, same, recursor = (
-        constants[name]
-        for name in (
-            ("leanqAssumed",),
-            ("leanqTrue",),
-            ("leanqSame",),
-            ("LeanqTrue", "rec"),
-        )
-    )
+    false, true, same = (constants[name,] for name in ("leanqAssumed", "leanqTrue", "leanqSame"))
+    recursor = constants["LeanqTrue", "rec"]
     assert true.body is not None
     patches = [
         (true.head + 3, false.type_),  # a proof of something else
@@ -37,8 +30,7 @@ def forged(honest: bytes) -> Sequence[bytes]:
         (same.value + 2, image.words[true.head + 1]),  # no expression at all
         (recursor.value + 6, 2 << 1 | 1),  # two minor premises instead of one
     ]
-    return [_patched(honest, index, word) for index, word in patches]
-
-
-def _patched(data: bytes, index: int, word: int) -> bytes:
-    return data[: 8 * index] + struct.pack("<Q", word) + data[8 * index + 8 :]
+    return [
+        honest[: 8 * index] + struct.pack("<Q", word) + honest[8 * index + 8 :]
+        for index, word in patches
+    ]

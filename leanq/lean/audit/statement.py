@@ -194,13 +194,10 @@ class View:
 
     def whole(self, raw: Raw) -> Value:
         """Returns everything of a constant, in a form that can be compared."""
-        body = None if raw.body is None else self.expression(raw, raw.body)[0]
-        return (*self.stated(raw), body, self.others(raw))
-
-    def stated(self, raw: Raw) -> Value:
-        """Returns everything of a constant except its value."""
         levels = len(self._image.levels(raw))
-        return (raw.kind, raw.safe, levels, self.expression(raw, raw.type_)[0])
+        type_, _ = self.expression(raw, raw.type_)
+        body = None if raw.body is None else self.expression(raw, raw.body)[0]
+        return (raw.kind, raw.safe, levels, type_, body, self.others(raw))
 
     def others(self, raw: Raw) -> Value:
         """Returns what a constant has beside its levels, type and value."""
@@ -331,11 +328,6 @@ def own_constants(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
     return sorted(own, key=lambda name: (starts.get(name, (0, 0)), str(name)))
 
 
-def own_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
-    """Returns the theorems that the text itself declares."""
-    return [name for name in own_constants(image, constants) if constants[name].kind == "theorem"]
-
-
 def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
     """Returns whether Lean has made this constant by itself, for another one of the file.
 
@@ -396,8 +388,11 @@ def compare(
     marks = set[int]()
     for beginning, stated in zip(stand_ins, (ours, theirs), strict=False):
         marks |= stated.count_stand_ins(beginning)
-    own = own_constants if is_whole else own_theorems
-    wanted = list(theorems) or own(target, ours.constants)
+    wanted = list(theorems) or [
+        name
+        for name in own_constants(target, ours.constants)
+        if is_whole or ours.constants[name].kind == "theorem"
+    ]
     open_ = [name for name in ours.constants if holes and display(name) in holes]
     by_name = {*wanted, *open_, *_told_by_name(ours, theirs), *_told_by_name(theirs, ours)}
     ours.count_by_name(by_name)
@@ -591,12 +586,8 @@ class _Comparing:
         if self._holes is None:
             return
         if display(name) not in self._holes:
-            self._say(
-                name,
-                "hole_not_named",
-                "its value is a sorry, and it is not named as a hole",
-                theorem,
-            )
+            text = "its value is a sorry, and it is not named as a hole"
+            self._say(name, "hole_not_named", text, theorem)
         mentioned = self._theirs.behind(in_body).intersection(self._wanted)
         if mentioned:
             names = ", ".join(sorted(map(display, mentioned)))

@@ -211,10 +211,6 @@ class Draft:
     def _line_starts(self) -> list[int]:
         return [0, *accumulate(len(line) + 1 for line in self.text.split("\n"))]
 
-    @cached_property
-    def _lines_before_trial(self) -> int:
-        return self.text.count("\n", 0, self.trial.start)
-
     def add(self, text: str) -> Span:
         """Appends ``text``; returns its place."""
         self._pieces.append(text)
@@ -279,7 +275,7 @@ class Draft:
     def of_trial(self, message: Message) -> Message:
         """Returns a message about the tactic on trial, with its place in it: from line 1, column
         0."""
-        up = self._lines_before_trial
+        up = self.text.count("\n", 0, self.trial.start)
         if message.end_line is None or self.place(message).end > self.trial.end:
             return structs.replace(message, line=message.line - up, end_line=None, end_column=None)
         return structs.replace(message, line=message.line - up, end_line=message.end_line - up)
