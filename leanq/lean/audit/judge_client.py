@@ -22,7 +22,7 @@ from msgspec import structs
 
 from leanq.errors import AuditError, LeanQError, SandboxError
 from leanq.lean.audit.image import Name
-from leanq.lean.audit.judge_lean import JudgeLean, judge_lean
+from leanq.lean.audit.judge_lean import judge_lean
 from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.audit.known_names import COMPARED
 from leanq.lean.audit.layouts import Damaged
@@ -157,7 +157,7 @@ class Judges:
         self._closed, self._again_s = False, math.inf
         self._prints, self._alone = prints, alone
         # Headers with which a judge starts only if it does not print.
-        self._silent: TTLCache[_Imports, bool] = TTLCache(_SILENT_REMEMBERED, _SILENT_S)
+        self._silent: TTLCache[_Start, bool] = TTLCache(_SILENT_REMEMBERED, _SILENT_S)
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
         self._memory: PassMemory | None = None
@@ -251,7 +251,7 @@ class Judges:
         if self._images is None or await self.unavailable():
             return None
         order = {"op": "axioms", "names": names, "statements": False}
-        found = await self._asked(_Imports.of(header), [], order, _SELF_TEST_LIMITS)
+        found = await self._asked(_Start.of(header), [], order, _SELF_TEST_LIMITS)
         if found.unavailable:
             return None
         if found.limit:
@@ -274,78 +274,67 @@ class Judges:
         unavailable = await self.unavailable()
         if not unavailable and not await self._has_tested_libraries():
             unavailable = "Lean's library is another one than its self-test was run with"
-        found = await self._asked(_Imports.of(header), files, order, limits, bool(unavailable))
+        start = _Start.of(header)._replace(has_kernel=not unavailable)
+        found = await self._asked(start, files, order, limits)
         if found.unavailable and unavailable:
             return structs.replace(found, unavailable=unavailable)
         return found
 
     async def _asked(
-        self,
-        imports: _Imports,
-        files: Sequence[Parts],
-        order: Mapping[str, Any],
-        limits: Limits,
-        without_kernel: bool = False,
+        self, start: _Start, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
         limits = replace(
             limits,
             cpu_s=max(limits.cpu_s, _LEAST_CPU_S),
             memory_bytes=max(limits.memory_bytes, _LEAST_MEMORY_BYTES),
         )
+        start = start._replace(prints=order.get("statements", True))
         async with self._free:
             try:
-                return await self._asked_once(imports, files, order, limits, without_kernel)
+                return await self._asked_once(start, files, order, limits)
             except _LostError as error:
                 # As when the machine is short of memory, of which this file knows nothing.
                 log.warning("a file is judged once more: %s", error)
             try:
-                return await self._asked_once(imports, files, order, limits, without_kernel)
+                return await self._asked_once(start, files, order, limits)
             except _LostError as error:
                 return Judgement(limit=str(error))
 
     async def _asked_once(
-        self,
-        imports: _Imports,
-        files: Sequence[Parts],
-        order: Mapping[str, Any],
-        limits: Limits,
-        without_kernel: bool,
+        self, start: _Start, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
-        prints = order.get("statements", True)
-        process = await self._take(imports, without_kernel, order.get("tenant"), prints=prints)
-        done = False
+        process = await self._take(start, order.get("tenant"))
         try:
-            found = await process.ask(order, files, limits)
-            done = True
+            return await process.ask(order, files, limits)
         finally:
-            if not done or self._closed or not process.usable or process.serves is None:
+            if self._closed or not process.usable or process.serves is None:
                 await process.close()
             else:
                 self._idle.insert(0, process)
-                for beyond in _beyond(self._idle, self._slots):
-                    await beyond.close()
-        return found
+                await self._close_beyond()
 
-    async def _take(
-        self, imports: _Imports, without_kernel: bool, tenant: str | None, *, prints: bool
-    ) -> _JudgeProcess:
+    async def _close_beyond(self) -> None:
+        """Ends the processes used least recently, for which there is no memory."""
+        idle = self._idle
+        while len(idle) > self._slots and sum(e.held_bytes for e in idle) > _MOST_IDLE_BYTES:
+            await idle.pop().close()
+
+    async def _take(self, start: _Start, tenant: str | None) -> _JudgeProcess:
         """Returns an idle process with this header, if possible one that has judged for this
         tenant; else a new one. Printing takes a fifth of its start."""
-        prints = prints and self._prints and imports not in self._silent
+        if not self._prints or start in self._silent:
+            start = start._replace(prints=False)
         for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
-            if process.serves in [(imports, without_kernel, each) for each in (prints, True)]:
+            if process.serves in (start, start._replace(prints=True)):
                 self._idle.remove(process)
-                if process.usable:
-                    return process
-                await process.close()
-                break
-        process = await self._start(imports, without_kernel, prints=prints)
-        if not process.usable and prints:
+                return process
+        process = await self._started(start)
+        if not process.usable and start.prints:
             await process.close()
-            process = await self._start(imports, without_kernel, prints=False)
+            process = await self._started(start._replace(prints=False))
             # If it does not start either, that tells nothing of what printing takes.
             if process.usable:
-                self._silent[imports] = True
+                self._silent[start] = True
                 log.warning(
                     "statements behind one header are not printed for %d s: the judge does not "
                     "start with what that takes",
@@ -353,34 +342,35 @@ class Judges:
                 )
         return process
 
-    async def _start(
-        self, imports: _Imports, without_kernel: bool, *, prints: bool
-    ) -> _JudgeProcess:
+    async def _started(self, start: _Start) -> _JudgeProcess:
         lean, path = self._lean, self._environment.folders()
-        if without_kernel:
+        if not start.has_kernel:
             lean = replace(lean, libraries=())
         elif self._images is not None:
             try:
                 # Without imports, too: the library tells which names are its own.
-                prepared = await asyncio.to_thread(self._images.prepare, imports.modules)
+                prepared = await asyncio.to_thread(self._images.prepare, start.modules)
                 path = (prepared.folder,)
             except (AuditError, OSError) as error:
                 lean = replace(lean, libraries=(), fault=str(error))
-        process = await _JudgeProcess.start(
-            self._environment,
-            lean,
-            path,
-            self._hidden,
-            self._nice,
-            imports,
-            without_kernel=without_kernel,
-            prints=prints,
-        )
-        if process.unavailable and self._images is not None and not without_kernel:
+        order = {
+            "libraries": [str(each) for each in lean.libraries],
+            "fault": lean.fault,
+            "is_foreign": lean.is_foreign,
+            "path": [str(each) for each in path],
+            "modules": start.modules,
+            "is_module": start.is_module,
+            "library": _library(self._environment).modules,
+            "prints": start.prints,
+        }
+        folders = (*python_folders(), PACKAGE, *path, *(file.parent for file in lean.libraries))
+        sandbox = await self._sandbox(*folders)
+        process = await _JudgeProcess.start(sandbox, self._environment, start, order)
+        if process.unavailable and self._images is not None and start.has_kernel:
             # A clean-up may have deleted images; the next file may find room on a full disk.
             if await asyncio.to_thread(self._images.forget_lost):
                 await process.close()
-                return await self._start(imports, without_kernel, prints=prints)
+                return await self._started(start)
             process.serves = None if lean.fault else process.serves
         return process
 
@@ -423,7 +413,7 @@ class Judges:
         order = {"op": "judge", "ending": ["", ""]}
         expected = [(honest, ""), *((forged, "kernel_refused") for forged in forged(honest))]
         for file, rule in expected:
-            found = await self._tried(_Imports(), [[file]], order)
+            found = await self._tried(_Start(), [[file]], order)
             if found.unavailable:
                 return found.unavailable
             said = "kernel_refused" if found.disagrees else found.rule
@@ -436,11 +426,11 @@ class Judges:
         return "" if self._images is None else await self._names_tested()
 
     async def _tried(
-        self, imports: _Imports, files: Sequence[Parts], order: Mapping[str, Any]
+        self, start: _Start, files: Sequence[Parts], order: Mapping[str, Any]
     ) -> Judgement:
         """Returns the judge's answer for a self-test; raises SandboxError if it came to none, as on
         a machine that is short of memory."""
-        found = await self._asked(imports, files, order, _SELF_TEST_LIMITS)
+        found = await self._asked(start, files, order, _SELF_TEST_LIMITS)
         if found.limit or found.rule == "not_started":
             raise SandboxError(found.limit or found.unavailable)
         return found
@@ -475,35 +465,44 @@ class Judges:
         finally:
             await sandbox.close()
 
-    async def _sandbox(self) -> Sandbox:
-        readable = self._environment.readable()
+    async def _sandbox(self, *folders: Path) -> Sandbox:
+        wanted = dict.fromkeys((*self._environment.readable(), *folders))
+        readable = tuple(path for path in wanted if path.exists())
         return await Sandbox.open(readable=readable, hidden=self._hidden, nice=self._nice)
 
 
-class _Imports(NamedTuple):
-    """Returns the imports of a header, which may be that of a file of the module system."""
+class _Start(NamedTuple):
+    """How a process starts.
+
+    Attributes:
+        modules: those that it imports.
+        is_module: whether it judges files of the module system.
+        has_kernel: whether it may use one.
+        prints: whether it loads what prints statements.
+    """
 
     modules: tuple[Name, ...] = ()
     is_module: bool = False
+    has_kernel: bool = True
+    prints: bool = True
 
     @classmethod
-    def of(cls, header: Header) -> _Imports:
-        """Returns the imports of a header, with those that Lean adds."""
+    def of(cls, header: Header) -> _Start:
+        """Returns the start with the imports of a header, and with those that Lean adds."""
         imports = [*([] if header.is_prelude else ["Init"]), *header.imports]
         return cls(tuple(dict.fromkeys(map(module_parts, imports))), header.is_module)
 
 
-def _library(environment: Environment) -> _Imports:
-    """Returns the imports of a text without a header."""
-    return _Imports.of(split_header(environment.header))
+def _library(environment: Environment) -> _Start:
+    """Returns the start with the imports of a text without a header."""
+    return _Start.of(split_header(environment.header))
 
 
 class _JudgeProcess:
     """One process, which judges one file at a time.
 
     Attributes:
-        serves: the modules that it has imported, whether it had to do without a kernel, and whether
-            it was to print statements; None if it shall serve no second file.
+        serves: how it has started; None if it shall serve no second file.
         unavailable: why it has no kernel, "" if it has one.
         usable: whether it can be asked again.
         tenant: whose file it has judged last, if others of this tenant may follow.
@@ -512,11 +511,9 @@ class _JudgeProcess:
             is copied.
     """
 
-    def __init__(
-        self, sandbox: Sandbox, process: Process, serves: tuple[_Imports, bool, bool]
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, process: Process, serves: _Start) -> None:
         """Use :meth:`start`."""
-        self.serves: tuple[_Imports, bool, bool] | None = serves
+        self.serves: _Start | None = serves
         self.unavailable = ""
         self.usable = False
         self.tenant: str | None = None
@@ -527,40 +524,17 @@ class _JudgeProcess:
 
     @classmethod
     async def start(
-        cls,
-        environment: Environment,
-        lean: JudgeLean,
-        path: Sequence[Path],
-        hidden: Sequence[Path],
-        nice: int,
-        imports: _Imports,
-        *,
-        without_kernel: bool,
-        prints: bool,
+        cls, sandbox: Sandbox, environment: Environment, start: _Start, order: Mapping[str, Any]
     ) -> _JudgeProcess:
-        """Starts a process that imports the modules; raises SandboxError if it cannot be
+        """Starts a process, which then owns the sandbox; raises SandboxError if it cannot be
         started."""
-        wanted = (*environment.readable(), *python_folders(), PACKAGE, *path)
-        wanted += tuple(library.parent for library in lean.libraries)
-        readable = dict.fromkeys(path for path in wanted if path.exists())
-        sandbox = await Sandbox.open(readable=tuple(readable), hidden=hidden, nice=nice)
         try:
             process = await sandbox.start(
                 bare_python("leanq.lean.audit.judge_process"),
                 env=environment.sandbox_env(sandbox.scratch),
                 limits=_IMPORT_LIMITS,
             )
-            made = cls(sandbox, process, (imports, without_kernel, prints))
-            order = {
-                "libraries": [str(each) for each in lean.libraries],
-                "fault": lean.fault,
-                "is_foreign": lean.is_foreign,
-                "path": [str(each) for each in path],
-                "modules": imports.modules,
-                "is_module": imports.is_module,
-                "library": _library(environment).modules,
-                "prints": prints,
-            }
+            made = cls(sandbox, process, start)
             process.write(json.dumps(order).encode() + b"\n")
             ready = await made._line()
             if ready is None:
@@ -652,11 +626,3 @@ class _JudgeProcess:
             pieces.append(piece)
         line, _, self._unread = b"".join(pieces).partition(b"\n")
         return line
-
-
-def _beyond(idle: list[_JudgeProcess], slots: int) -> list[_JudgeProcess]:
-    """Takes out the processes used least recently, for which there is no memory."""
-    beyond = []
-    while len(idle) > slots and sum(each.held_bytes for each in idle) > _MOST_IDLE_BYTES:
-        beyond.append(idle.pop())
-    return beyond
