@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol
 
 from leanq.lean.audit.printing import end_when_it_takes_too_long, take_all_the_time
 
@@ -121,7 +121,7 @@ class _Fork:
                 for each in (*inherited, self._orders, self._said):
                     os.close(each)
                 with open(orders, "rb") as stream:
-                    _Serving(bench, stream, said).serve(order, files, self._memory)
+                    _serve(bench, stream, said, order, files, self._memory)
             finally:
                 os._exit(1)
         os.close(orders)
@@ -188,56 +188,49 @@ class _Fork:
         return bytes(said), is_full
 
 
-class _Serving:
-    """The work of a fork, in the fork."""
+def _serve(
+    bench: Bench, orders: BinaryIO, said: int, order: dict[str, Any], files: Files, memory: Memory
+) -> NoReturn:
+    """Judges the first file and further ones in a fork, and ends it."""
+    tenant, began = order["tenant"], memory
+    for number in range(_MOST_FILES):
+        _limit(order, memory.mapped_bytes, is_further=number > 0)
+        answer = bench.answer(order, files)
+        is_clean = bool(answer.get("proved"))
+        if number and not is_clean:
+            os._exit(0)
+        write(said, json.dumps(answer).encode() + b"\n")
+        # No other fork prints the statements if this one ends.
+        _limit_cpu(int(order["cpu_s"]))
+        end_when_it_takes_too_long()
+        for each in bench.statements():
+            write(said, json.dumps(each).encode() + b"\n")
+        take_all_the_time()
+        if tenant is None or not is_clean or number == _MOST_FILES - 1:
+            break
+        memory = Memory.of("self")
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        used_s = used.ru_utime + used.ru_stime
+        grown_bytes = memory.anonymous_bytes - began.anonymous_bytes
+        if used_s > _MOST_CPU_S or grown_bytes > _MOST_BYTES or not bench.start_anew():
+            break
+        told = {"cpu_s": used_s, "peak_bytes": used.ru_maxrss << 10}
+        write(said, json.dumps(told).encode() + b"\n")
+        if not (line := orders.readline()):
+            break
+        order = json.loads(line)
+        files = read_files(orders, order)
+    os._exit(0)
 
-    def __init__(self, bench: Bench, orders: BinaryIO, said: int) -> None:
-        self._bench, self._orders, self._said = bench, orders, said
 
-    def serve(self, order: dict[str, Any], files: Files, memory: Memory) -> None:
-        """Judges the first file and further ones, and ends this process."""
-        tenant, began = order["tenant"], memory
-        for number in range(_MOST_FILES):
-            self._limit(order, memory.mapped_bytes, is_further=number > 0)
-            answer = self._bench.answer(order, files)
-            is_clean = bool(answer.get("proved"))
-            if number and not is_clean:
-                os._exit(0)
-            write(self._said, json.dumps(answer).encode() + b"\n")
-            # No other fork prints the statements if this one ends.
-            _limit_cpu(int(order["cpu_s"]))
-            end_when_it_takes_too_long()
-            for each in self._bench.statements():
-                write(self._said, json.dumps(each).encode() + b"\n")
-            take_all_the_time()
-            if tenant is None or not is_clean or number == _MOST_FILES - 1:
-                break
-            memory = Memory.of("self")
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            used_s = used.ru_utime + used.ru_stime
-            grown_bytes = memory.anonymous_bytes - began.anonymous_bytes
-            if used_s > _MOST_CPU_S or grown_bytes > _MOST_BYTES or not self._bench.start_anew():
-                break
-            told = {"cpu_s": used_s, "peak_bytes": used.ru_maxrss << 10}
-            write(self._said, json.dumps(told).encode() + b"\n")
-            if not (line := self._orders.readline()):
-                break
-            order = json.loads(line)
-            files = read_files(self._orders, order)
-        os._exit(0)
-
-    @staticmethod
-    def _limit(order: dict[str, Any], mapped_bytes: int, *, is_further: bool) -> None:
-        """Sets this process's limits; the sandbox has somewhat higher ones around them."""
-        cpu_s = int(order["cpu_s"])
-        _limit_cpu(1 + min(cpu_s, _FURTHER_CPU_S) if is_further else cpu_s)
-        # Memory that is reserved already is used first. This stops what the parent would see too
-        # late.
-        if mapped_bytes:
-            _, hard = resource.getrlimit(resource.RLIMIT_AS)
-            resource.setrlimit(
-                resource.RLIMIT_AS, (mapped_bytes + int(order["memory_bytes"]), hard)
-            )
+def _limit(order: dict[str, Any], mapped_bytes: int, *, is_further: bool) -> None:
+    """Sets this process's limits; the sandbox has somewhat higher ones around them."""
+    cpu_s = int(order["cpu_s"])
+    _limit_cpu(1 + min(cpu_s, _FURTHER_CPU_S) if is_further else cpu_s)
+    # Memory that is reserved already is used first. This stops what the parent would see too late.
+    if mapped_bytes:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + int(order["memory_bytes"]), hard))
 
 
 def _limit_cpu(cpu_s: int) -> None:

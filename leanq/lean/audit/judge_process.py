@@ -61,7 +61,7 @@ from leanq.lean.audit.known_names import unsettled
 from leanq.lean.audit.layouts import Damaged, UnknownLayout
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer
-from leanq.lean.audit.statement import compare, is_leans_own
+from leanq.lean.audit.statement import Difference, compare, is_leans_own
 from leanq.lean.audit.survey import (
     Survey,
     led_to,
@@ -197,9 +197,10 @@ class _Bench:
             allowed=order["allowed"],
             ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
         )
-        differences = [(each.name, each.rule, each.text) for each in found.differences]
+        differences = [*found.differences]
         if any(order["target_ending"]) and not target_end:
-            differences.append(("", "target_unread", "Lean has not read the target to its end"))
+            why = "Lean has not read the target to its end"
+            differences.append(Difference("", "target_unread", why))
         said = self._judge(candidate, order)
         self._stated = [] if order["is_whole"] else found.theorems[:_MAX_THEOREMS]
         theorems = [*map(display, self._stated)]

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from leanq.lean.audit import shapes
 from leanq.lean.audit.image import AHEAD, BOXED_ZERO, Image, Name, Raw, Walk
@@ -50,8 +51,7 @@ _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 _MOST_DIFFERENCES = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """A reason why a candidate is not the target's.
 
     ``rule`` is one of the words of `leanq.queue.requests.Rule`.
@@ -62,8 +62,7 @@ class Difference:
     text: str
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The comparison of a candidate with a target.
 
     Attributes:
@@ -72,7 +71,7 @@ class Comparison:
     """
 
     theorems: list[Name]
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Difference]
 
 
 class _Scope:
@@ -397,12 +396,13 @@ def compare(
     by_name = {*wanted, *open_, *_told_by_name(ours, theirs), *_told_by_name(theirs, ours)}
     ours.count_by_name(by_name)
     theirs.count_by_name(by_name)
-    found = _Comparing(ours, theirs, wanted, open_, holes, stand_ins, allowed).run()
+    comparing = _Comparing(ours, theirs, wanted, open_, holes, tuple(stand_ins), allowed)
+    comparing.run()
     if stand_ins:
         reader = Uses(interner, marks, theirs.image.spend)
         exempt = {interner.number((_STAND_IN, end)) for end in unseen}
-        found.differences += _compare_uses(ours, theirs, reader, exempt)
-    return found
+        comparing.found += _compare_uses(ours, theirs, reader, exempt)
+    return Comparison(wanted, comparing.found)
 
 
 def _compare_uses(
@@ -479,27 +479,21 @@ def _told_by_name(one: Stated, other: Stated) -> Iterator[Name]:
             yield name
 
 
+@dataclass
 class _Comparing:
     """One comparison in progress."""
 
-    def __init__(
-        self,
-        ours: Stated,
-        theirs: Stated,
-        wanted: list[Name],
-        open_: list[Name],
-        holes: Collection[str] | None,
-        stand_ins: Sequence[str],
-        allowed: Collection[str],
-    ) -> None:
-        self._ours, self._theirs = ours, theirs
-        self._wanted, self._open = wanted, open_
-        self._holes, self._stand_ins = holes, tuple(stand_ins)
-        self._allowed = {name for name in allowed if not self._is_stand_in(name)}
-        self._found = Comparison(wanted)
-        self._seen: set[Name] = set()
+    _ours: Stated
+    _theirs: Stated
+    _wanted: list[Name]
+    _open: list[Name]
+    _holes: Collection[str] | None
+    _stand_ins: tuple[str, ...]
+    _allowed: Collection[str]
+    _seen: set[Name] = field(default_factory=set)
+    found: list[Difference] = field(default_factory=list)
 
-    def run(self) -> Comparison:
+    def run(self) -> None:
         if not self._wanted and not self._open:
             self._say((), "target_lacks", "the target declares nothing to prove")
         init = {("Init",)}
@@ -517,7 +511,6 @@ class _Comparing:
                 continue
             text = f"{extension} gives it another program in the candidate alone"
             self._differs(Difference(declaration, "overridden", text))
-        return self._found
 
     def _is_stand_in(self, name: str) -> bool:
         return name.startswith(self._stand_ins)
@@ -525,7 +518,8 @@ class _Comparing:
     def _compare_axioms(self) -> None:
         """Compares by name the axioms that the candidate declares and the caller allows."""
         for name, theirs in self._theirs.constants.items():
-            if theirs.kind != "axiom" or display(name) not in self._allowed:
+            said = display(name)
+            if theirs.kind != "axiom" or said not in self._allowed or self._is_stand_in(said):
                 continue
             if name in self._ours.constants:
                 self._compare_from(name)
@@ -601,5 +595,5 @@ class _Comparing:
         self._differs(Difference(display(name), rule, text))
 
     def _differs(self, difference: Difference) -> None:
-        if len(self._found.differences) < _MOST_DIFFERENCES:
-            self._found.differences.append(difference)
+        if len(self.found) < _MOST_DIFFERENCES:
+            self.found.append(difference)
