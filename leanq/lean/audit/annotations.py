@@ -262,8 +262,8 @@ class Annotator(Expressions):
         inputs, outputs = set[int](), set[int]()
         for number, arg in enumerate(args):
             told = self._rigid(arg, depth)
-            type_ = signature.types[number] if number < len(signature.types) else arg
-            if self._constant(self._spine(type_)[0]) in _OUT:
+            types = signature.types[number : number + 1]
+            if any(self._constant(self._spine(each)[0]) in _OUT for each in types):
                 outputs |= told
             else:
                 inputs |= told
