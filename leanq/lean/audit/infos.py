@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.kernel import Kernel
-from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.layouts import CONSTANTS, Damaged
 from leanq.lean.audit.rebuild import Rebuilder
 
+_TAGS = {layout.kind: tag for tag, layout in enumerate(CONSTANTS)}
 _QUOTIENT_KINDS, _SAFETIES = 4, 3
 
 
@@ -48,35 +49,28 @@ class Infos:
 
         match raw.kind:
             case "axiom":
-                return kernel.construct(0, kernel.axiom_val(*head, *flags(1)))
+                made = kernel.axiom_val(*head, *flags(1))
             case "definition":
-                hints, all_ = build.hints(words[value + 3]), build.names(words[value + 4])
-                safety = self._below(value, _SAFETIES)
-                return kernel.construct(1, kernel.definition_val(*head, hints, safety, all_))
+                hints, safety = build.hints(words[value + 3]), self._below(value, _SAFETIES)
+                made = kernel.definition_val(*head, hints, safety, build.names(words[value + 4]))
             case "theorem":
-                return kernel.construct(2, kernel.theorem_val(*head, build.names(words[value + 3])))
+                made = kernel.theorem_val(*head, build.names(words[value + 3]))
             case "opaque":
-                all_ = build.names(words[value + 3])
-                return kernel.construct(3, kernel.opaque_val(*head, *flags(1), all_))
+                made = kernel.opaque_val(*head, *flags(1), build.names(words[value + 3]))
             case "quotient":
-                kind = self._below(value, _QUOTIENT_KINDS)
-                return kernel.construct(4, kernel.quot_val(*head, kind))
+                made = kernel.quot_val(*head, self._below(value, _QUOTIENT_KINDS))
             case "inductive":
                 blocks = build.names(words[value + 4]), build.names(words[value + 5])
                 nested = nat(6) if image.counts_nested(raw) else self._nested(raw)
                 made = kernel.inductive_val(*head, nat(2), nat(3), *blocks, nested, *flags(3))
-                return kernel.construct(5, made)
             case "constructor":
                 owner = build.name(words[value + 2])
                 made = kernel.constructor_val(*head, owner, nat(3), nat(4), nat(5), *flags(1))
-                return kernel.construct(6, made)
             case "recursor":
+                block, counts = build.names(words[value + 2]), (nat(3), nat(4), nat(5), nat(6))
                 rules = kernel.list([self._rule(*each) for each in image.rules(raw)])
-                block = build.names(words[value + 2])
-                counts = (nat(3), nat(4), nat(5), nat(6))
-                return kernel.construct(
-                    7, kernel.recursor_val(*head, block, *counts, rules, *flags(2))
-                )
+                made = kernel.recursor_val(*head, block, *counts, rules, *flags(2))
+        return kernel.construct(_TAGS[raw.kind], made)
 
     def _rule(self, constructor: int, fields: int, right: int) -> int:
         build, kernel = self._build, self._kernel

@@ -347,14 +347,16 @@ class KernelImages:
                 _take(folder)
             self._folders.add(above)
         place = _place(view, module)
+        new = Path(f"{place}.{os.getpid()}")
+        new.unlink(missing_ok=True)
         try:
-            os.link(image, place)
-        except OSError:
-            new = Path(f"{place}.{os.getpid()}")
-            new.unlink(missing_ok=True)
-            _link_or_copy(image, new)
-            new.replace(place)
-            new.unlink(missing_ok=True)  # it stays if the two were one file
+            os.link(image, new)
+        except OSError:  # a file system, or its rules, may allow no link
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(image, "rb") as old, open(os.open(new, flags, 0o444), "wb") as copy:
+                shutil.copyfileobj(old, copy, 1 << 20)
+        new.replace(place)
+        new.unlink(missing_ok=True)  # it stays if the two were one file
 
     def _image(self, digest: str) -> str:
         return f"{self._store}/{digest[:2]}/{digest}.olean"
@@ -454,16 +456,6 @@ def _read_fact(image: str) -> _Fact | None:
     except (ValueError, KeyError, TypeError):
         pass
     return None
-
-
-def _link_or_copy(image: str, new: Path) -> None:
-    """Copies where a file system or its rules allow no link."""
-    try:
-        os.link(image, new)
-    except OSError:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with open(image, "rb") as old, open(os.open(new, flags, 0o444), "wb") as copy:
-            shutil.copyfileobj(old, copy, 1 << 20)
 
 
 def _is_as_found(file: File) -> bool:

@@ -201,30 +201,29 @@ class View:
     def others(self, raw: Raw) -> Value:
         """Returns what a constant has beside its levels, type and value."""
         image, words, value = self._image, self._image.words, raw.value
+
+        def counts(*fields: int) -> list[int]:
+            return [image.small(words[value + field]) for field in fields]
+
+        def flags(count: int) -> list[int]:
+            return [image.flag(value, number) for number in range(count)]
+
         if raw.kind in ("axiom", "opaque", "definition", "quotient"):
             return (image.scalar(value, 0),)
         if raw.kind == "inductive":
-            if image.counts_nested(raw):
-                nests = image.small(words[value + 6])
-            else:
-                nests = image.flag(value, 3)
-            return (
-                *(image.small(words[value + number]) for number in (2, 3)),
-                *(tuple(image.names(words[value + number])) for number in (4, 5)),
-                *(image.flag(value, number) for number in range(3)),
-                nests > 0,
-            )
+            is_counted = image.counts_nested(raw)
+            nests = image.small(words[value + 6]) if is_counted else image.flag(value, 3)
+            blocks = (tuple(image.names(words[value + number])) for number in (4, 5))
+            return (*counts(2, 3), *blocks, *flags(3), nests > 0)
         if raw.kind == "constructor":
-            counts = (image.small(words[value + number]) for number in (3, 4, 5))
-            return (image.name(words[value + 2]), *counts, image.flag(value, 0))
+            return (image.name(words[value + 2]), *counts(3, 4, 5), *flags(1))
         if raw.kind == "recursor":
-            counts = (image.small(words[value + number]) for number in (3, 4, 5, 6))
-            flags = (image.flag(value, 0), image.flag(value, 1))
             rules = (
                 (image.name(constructor), fields, self.expression(raw, right)[0])
                 for constructor, fields, right in image.rules(raw)
             )
-            return (tuple(image.names(words[value + 2])), *counts, *flags, *rules)
+            block = tuple(image.names(words[value + 2]))
+            return (block, *counts(3, 4, 5, 6), *flags(2), *rules)
         return ()
 
     def _leaf(self, kind: int, index: int, scope: _Scope) -> Value:
