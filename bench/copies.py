@@ -37,7 +37,7 @@ class _Copied(Rebuilder):
 
     def __init__(self, kernel: Kernel, image: Image, word: str) -> None:
         super().__init__(kernel, image)
-        self._by_parts[()] = kernel.name([word])
+        self.by_parts[()] = kernel.name([word])
 
 
 def _copy(kernel: Kernel, file: Path, module: Name, word: str, to: Path) -> set[Name]:

@@ -140,6 +140,7 @@ class Judge:
     ``renamed``: the constants that have another name there; see `hidden_names`.
 
     Attributes:
+        build: the objects of the file.
         references: the constants that each rebuilt constant refers to.
     """
 
@@ -151,27 +152,17 @@ class Judge:
         renamed: Collection[Name] = (),
     ) -> None:
         self._kernel, self._image, self._constants = kernel, image, constants
-        self._build = build = Rebuilder(kernel, image, renamed)
+        self.build = build = Rebuilder(kernel, image, renamed)
         self._infos = Infos(kernel, image, constants, build)
         self._state: dict[Name, Literal["pending", "done"]] = {}
         self._has_quotients = False
         self.references: dict[Name, set[Name]] = {}
 
-    @property
-    def nodes(self) -> int:
-        """How many expressions were rebuilt."""
-        return self._build.nodes
-
-    @property
-    def names(self) -> Collection[Name]:
-        """All names in the rebuilt constants."""
-        return self._build.all_names
-
     def type_of(self, raw: Raw) -> tuple[int, set[Name], int]:
         """Returns the type of a constant as Lean's object, the constants in it, and its size."""
-        before = self._build.nodes
-        [type_], reached = self._build.expressions(raw.type_)
-        return type_, reached, self._build.nodes - before
+        before = self.build.nodes
+        [type_], reached = self.build.expressions(raw.type_)
+        return type_, reached, self.build.nodes - before
 
     def run(self, only: Iterable[Name] | None = None) -> None:
         """Raises `DeniedError` unless the kernel accepts every safe constant.
@@ -187,7 +178,7 @@ class Judge:
         for name in self._state:
             raw = self._constants[name]
             if raw.kind in _MADE_BY_KERNEL:
-                same = self._kernel.has(self._build.name_of(name), self._infos.info(raw))
+                same = self._kernel.has(self.build.name_of(name), self._infos.info(raw))
                 if not same:
                     known = "no such" if same is None else "another"
                     raise _disagrees(name, f"the kernel has made {known} {raw.kind}")
@@ -217,7 +208,7 @@ class Judge:
 
     def _prepare(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
         """Returns how to declare a constant, and which constants have to come before."""
-        image, build, name = self._image, self._build, raw.name
+        image, build, name = self._image, self.build, raw.name
         if raw.kind in ("constructor", "recursor"):
             # The kernel makes them with their type.
             field = image.words[raw.value + 2]
@@ -240,7 +231,7 @@ class Judge:
 
     def _prepare_inductive(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
         """Returns the same for a type with all that are defined together with it."""
-        image, build, kernel = self._image, self._build, self._kernel
+        image, build, kernel = self._image, self.build, self._kernel
         words = image.words
         block = image.names(words[raw.value + 4])
         if raw.name not in block or len(set(block)) != len(block):

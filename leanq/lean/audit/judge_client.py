@@ -198,7 +198,7 @@ class Judges:
     def open(self) -> None:
         """Begins the self-test, unless a pass is remembered; files wait for it."""
         self._again_s = math.inf
-        self._self_test = asyncio.create_task(self._test())
+        self._self_test = asyncio.create_task(self.self_test(anew=False))
 
     async def unavailable(self) -> str:
         """Returns why nothing can be judged here, or ""."""
@@ -374,12 +374,9 @@ class Judges:
             process.serves = None if lean.fault else process.serves
         return process
 
-    async def self_test(self) -> str:
-        """Judges an honest file and forged ones, whatever is remembered; returns what is wrong with
-        this judge, or ""."""
-        return await self._test(anew=True)
-
-    async def _test(self, *, anew: bool = False) -> str:
+    async def self_test(self, *, anew: bool = True) -> str:
+        """Judges an honest file and forged ones, if ``anew`` whatever is remembered; returns what
+        is wrong with this judge, or ""."""
         self._libraries = self._found_libraries()
         try:
             images = self._images

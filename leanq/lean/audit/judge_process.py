@@ -167,7 +167,7 @@ class _Bench:
                     raise
                 # Other reasons to say no are found without a kernel.
                 disagrees = _disagreement(error, judge.references, image, constants)
-            references, nodes = judge.references, judge.nodes
+            references, nodes = judge.references, judge.build.nodes
             _check_examples(constants, references, order.get("examples", ()))
             if order["statements"] and self._elaborator is not None and not disagrees:
                 self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)

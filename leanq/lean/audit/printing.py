@@ -97,7 +97,7 @@ class Printer:
         self._constants = constants
         self._own = {name for name, raw in constants.items() if raw.kind != "theorem"}
         elaborator.begin(next(filter(None, map(_module_of, constants)), ()))
-        parts = {part for name in judge.names for part in name if isinstance(part, str)}
+        parts = {part for name in judge.build.by_parts for part in name if isinstance(part, str)}
         # Only a program can make a name that Lean cannot write. Letters without a shape, and those
         # that turn the line round, let a name look like something else.
         self._is_speakable = "»" not in (together := "".join(parts)) and _can_be_seen(together)

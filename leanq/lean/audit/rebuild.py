@@ -25,6 +25,7 @@ class Rebuilder:
     """The objects of one image, each rebuilt once.
 
     Attributes:
+        by_parts: all names that were made.
         nodes: how many expressions were made.
 
     ``renamed``: constants that the kernel shall know by another name.
@@ -33,7 +34,7 @@ class Rebuilder:
     def __init__(self, kernel: Kernel, image: Image, renamed: Collection[Name] = ()) -> None:
         self._kernel, self._image = kernel, image
         self._names: dict[int, int] = {}
-        self._by_parts: dict[Name, int] = {(): BOXED_ZERO}
+        self.by_parts: dict[Name, int] = {(): BOXED_ZERO}
         self._renamed = {name: self._made((_RENAMED, *name)) for name in renamed}
         self._levels: dict[int, int] = {BOXED_ZERO: kernel.level_zero(1)}
         self._level_lists: dict[int, int] = {}
@@ -41,17 +42,12 @@ class Rebuilder:
         self._done: dict[int, int] = {}
         self.nodes = 0
 
-    @property
-    def all_names(self) -> Collection[Name]:
-        """All names that were made."""
-        return self._by_parts.keys()
-
     def name_of(self, parts: Name) -> int:
         """Returns the name of a constant."""
         return self._renamed.get(parts) or self._made(parts)
 
     def _made(self, parts: Name) -> int:
-        known, start = self._by_parts, len(parts)
+        known, start = self.by_parts, len(parts)
         found = known.get(parts)
         while found is None:
             start -= 1

@@ -277,11 +277,6 @@ class Stated:
                 found = [self.view.expression(raw, root) for root in raw.parts]
                 yield name, [each for each, _ in found], any(SORRY in names for _, names in found)
 
-    def is_open(self, raw: Raw) -> bool:
-        """Returns whether its value is a `sorry`, or leads to one through constants that Lean
-        made."""
-        return raw.body is not None and SORRY in self.view.expression(raw, raw.body)[1]
-
     def beside(self, raw: Raw) -> set[Name]:
         """Returns the constants that come and go together with this one."""
         image, words, value = self.image, self.image.words, raw.value
@@ -466,7 +461,14 @@ def what_is_open(target: Image) -> tuple[bool, list[Name]]:
     own = own_constants(target, stated.constants)
     stated.count_by_name(set(own))
     raws = [stated.constants[name] for name in own]
-    open_ = [raw.name for raw in raws if raw.kind == "definition" and stated.is_open(raw)]
+    # Its value may lead to a sorry through constants that Lean made.
+    open_ = [
+        raw.name
+        for raw in raws
+        if raw.kind == "definition"
+        and raw.body is not None
+        and SORRY in stated.view.expression(raw, raw.body)[1]
+    ]
     return any(raw.kind == "theorem" for raw in raws), open_
 
 
