@@ -33,7 +33,7 @@ from leanq.producer.request_builder import (
     RequestBuilder,
     SubmitOptions,
 )
-from leanq.producer.route import ClientTimings, NoWorker, Route, WhenFull
+from leanq.producer.route import ClientTimings, NoWorker, Route, RouteOptions, WhenFull
 from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply
@@ -52,7 +52,6 @@ class _Client:
     """The common parts of both clients: their arguments and their clusters."""
 
     timings: ClassVar[ClientTimings] = ClientTimings()
-    # The same as ShardClient's.
     shares_ends: ClassVar[bool] = False
     role: ClassVar[Role] = "client"
 
@@ -86,14 +85,14 @@ class _Client:
         self._clusters = Clusters.load(url, weights, environ)
         arguments.one_of("when_full", when_full, get_args(WhenFull))
         arguments.one_of("no_worker", no_worker, get_args(NoWorker))
-        self._when_full: WhenFull = when_full
-        self._no_worker: NoWorker = no_worker
         timeout_s = arguments.number("unavailable_timeout_s", unavailable_timeout_s)
         if not timeout_s >= 0:
             raise InvalidRequestError(
                 f"unavailable_timeout_s must be at least 0, got {timeout_s:g}"
             )
-        self._unavailable_timeout_s = timeout_s
+        self._options = RouteOptions(
+            when_full, timeout_s, no_worker, self.timings, self.shares_ends
+        )
         # The settings for single requests are the same for all clusters.
         self.settings = self._clusters.each[0]
         self._builder = RequestBuilder(self.settings, tenant, seals=self._gateway is not None)
@@ -155,31 +154,12 @@ class _Client:
             # This is half of a client's imports.
             from leanq.producer.gateway_route import GatewayRoute
 
-            return GatewayRoute(
-                self._gateway.url,
-                self._gateway.key,
-                unavailable_timeout_s=self._unavailable_timeout_s,
-                timings=self.timings,
-            )
+            return GatewayRoute(self._gateway, self._options)
         if len(self._clusters.each) > 1:
             from leanq.producer.cluster_router import ClusterRouter
 
-            return ClusterRouter(
-                self._clusters,
-                when_full=self._when_full,
-                unavailable_timeout_s=self._unavailable_timeout_s,
-                no_worker=self._no_worker,
-                timings=self.timings,
-                shares_ends=self.shares_ends,
-            )
-        return ShardRouter.connect(
-            self.settings,
-            when_full=self._when_full,
-            unavailable_timeout_s=self._unavailable_timeout_s,
-            no_worker=self._no_worker,
-            timings=self.timings,
-            shares_ends=self.shares_ends,
-        )
+            return ClusterRouter(self._clusters, self._options)
+        return ShardRouter.to(self.settings, self._options)
 
 
 class AsyncLeanQClient(_Client):

@@ -31,7 +31,7 @@ from leanq.errors import (
 from leanq.producer.destination import Clusters
 from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
+from leanq.producer.route import RouteOptions, Waiter
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply
@@ -47,12 +47,10 @@ class Cluster:
     """One of the clusters.
 
     Attributes:
-        settings: its queue's settings.
         name: its URL without the password, the same for all clients.
         up: whether it answered when it was last probed.
         watch: probes it until it answers, after there was trouble.
         waiting: the requests that it has not acknowledged, by request id.
-        router: the route to its shards.
     """
 
     def __init__(self, settings: Settings, router: ShardRouter, probe_s: float) -> None:
@@ -171,48 +169,20 @@ def _worth(end: Reply | LeanQError) -> int:
 
 
 class ClusterRouter:
-    """The route to all clusters of a client.
+    """The route to all clusters of a client."""
 
-    Attributes:
-        clusters: each of them.
-        outstanding: the requests that have not ended, by request id.
-
-    Args:
-        clusters: the clusters and their weights.
-        when_full, unavailable_timeout_s, no_worker, timings, shares_ends: as of each cluster's
-            route.
-    """
-
-    def __init__(
-        self,
-        clusters: Clusters,
-        *,
-        when_full: WhenFull,
-        unavailable_timeout_s: float,
-        no_worker: NoWorker,
-        timings: ClientTimings,
-        shares_ends: bool = False,
-    ) -> None:
+    def __init__(self, clusters: Clusters, options: RouteOptions) -> None:
         self._weights = clusters
         self.clusters: list[Cluster] = []
         for number, settings in enumerate(clusters.each):
-            router = ShardRouter.connect(
-                settings,
-                when_full=when_full,
-                unavailable_timeout_s=unavailable_timeout_s,
-                no_worker=no_worker,
-                timings=timings,
-                shares_ends=shares_ends,
-                on_trouble=partial(self._note_trouble, number),
-            )
-            self.clusters.append(Cluster(settings, router, timings.probe_s))
+            router = ShardRouter.to(settings, options, partial(self._note_trouble, number))
+            self.clusters.append(Cluster(settings, router, options.timings.probe_s))
         self.outstanding = Awaited[_Routed | _Attached]()
         # The cluster in which each state was made.
         self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
         self._closed = False
 
     async def open(self) -> None:
-        """Opens the route; raises UnavailableError when none of the clusters answers."""
         # Read the script now: a fork during an import inherits half of it.
         script_text("submit")
         faults = await asyncio.gather(*(cluster.fault() for cluster in self.clusters))
@@ -225,7 +195,6 @@ class ClusterRouter:
                 self._look_after(cluster)
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits to the cluster of the request's state, or else to one by weight."""
         sent = _Routed(self, prepared, waiter)
         if not self.outstanding.enter(sent):
             return
@@ -237,13 +206,11 @@ class ClusterRouter:
             sent.finding = asyncio.get_running_loop().create_task(self._find(sent))
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Waits for a request that was submitted before, in any cluster."""
         attached = _Attached(self, request_id, waiter)
         if self.outstanding.enter(attached):
             attached.ask(self.clusters)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; returns False if it has ended already."""
         entry = self.outstanding.get(request_id)
         if entry is None or not self.outstanding.withdraw(request_id, waiter):
             return False
@@ -251,7 +218,6 @@ class ClusterRouter:
         return True
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         self._closed = True
         tasks = [cluster.watch for cluster in self.clusters if cluster.watch]
         for sent in list(self.outstanding.values()):

@@ -37,9 +37,10 @@ from leanq.errors import (
     UnknownStateError,
     UsageError,
 )
+from leanq.producer.destination import Gateway
 from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import ClientTimings, RouteTasks, Waiter
+from leanq.producer.route import RouteOptions, RouteTasks, Waiter
 from leanq.queue.requests import (
     DeclarationTime,
     Failure,
@@ -77,29 +78,19 @@ class _Sent:
 
 
 class GatewayRoute:
-    """The route to the queue behind a gateway.
+    """The route to the queue behind a gateway."""
 
-    Args:
-        url: the gateway's URL.
-        key: the caller's key; None where the gateway needs none.
-        unavailable_timeout_s: how long the gateway may be out of reach before outstanding requests
-            end with UnavailableError.
-        timings: how long it waits for what.
-    """
-
-    def __init__(
-        self, url: str, key: str | None, *, unavailable_timeout_s: float, timings: ClientTimings
-    ) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._url = url
+    def __init__(self, gateway: Gateway, options: RouteOptions) -> None:
+        headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
+        self._url = gateway.url
         self._http = httpx2.AsyncClient(
-            base_url=url,
+            base_url=gateway.url,
             headers=headers,
             timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None),
             limits=httpx2.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_BATCHES),
         )
-        self._unavailable_timeout_s = unavailable_timeout_s
-        self._timings = timings
+        self._unavailable_timeout_s = options.unavailable_timeout_s
+        self._close_s = options.timings.close_s
         self._outstanding = Awaited[_Sent]()
         self._outbox: deque[_Sent] = deque()
         self._work = asyncio.Event()
@@ -126,7 +117,6 @@ class GatewayRoute:
         self._tasks.spawn(self._send_forever())
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits a request with the next batch."""
         sent = _Sent(prepared.submission.request_id, waiter, prepared)
         request = prepared.request
         if request.op == "echo":
@@ -139,27 +129,24 @@ class GatewayRoute:
                 self._work.set()
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Waits for a request that was submitted before."""
         sent = _Sent(request_id, waiter)
         if self._outstanding.enter(sent):
             self._tasks.spawn(self._ask(sent, partial(self._fetched, request_id)))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; returns False if it has ended already."""
         if not self._outstanding.withdraw(request_id, waiter):
             return False
         self._tasks.spawn(self._withdraw(request_id))
         return True
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         names = list(self._outstanding)
         error = partial(ClosedError, "the client was closed before the request ended")
         self._outstanding.refuse(error)
         await self._tasks.cancel()
         if withdraw:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timings.close_s):
+                async with asyncio.timeout(self._close_s):
                     await asyncio.gather(*map(self._withdraw, names))
         await self._http.aclose()
 

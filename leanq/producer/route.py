@@ -42,6 +42,21 @@ class ClientTimings:
     close_s: float = 10.0
 
 
+@dataclass(frozen=True)
+class RouteOptions:
+    """A client's choices for its way to the queue, see :class:`leanq.LeanQClient`.
+
+    ``shares_ends``: whether the client still hears of a request's end after another client attaches
+    to the request.
+    """
+
+    when_full: WhenFull = "wait"
+    unavailable_timeout_s: float = 120.0
+    no_worker: NoWorker = "warn"
+    timings: ClientTimings = ClientTimings()
+    shares_ends: bool = False
+
+
 class Waiter(Protocol):
     """Waits for the end of one request; called in the event loop of its route."""
 

@@ -37,15 +37,10 @@ from leanq.errors import (
     UnknownEnvironmentError,
 )
 from leanq.producer.outstanding import Outstanding, OutstandingRequests, conflict
-from leanq.producer.route import ClientTimings, RouteTasks, Waiter, WhenFull
+from leanq.producer.route import RouteOptions, RouteTasks, Waiter
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.connection import RETRY_AFTER_S
-from leanq.queue.results import (
-    Aliased,
-    Became,
-    Submission,
-    Submitted,
-)
+from leanq.queue.results import Aliased, Became, Submission, Submitted
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shard import backoff_s, check_shape, in_batches
 
@@ -107,13 +102,7 @@ class Inbox:
 class Submitter:
     """Sends requests and withdrawals: all that gathered during its last call, as one batch.
 
-    Args:
-        queue: the shard.
-        client: the name of the client's inbox.
-        requests: the client's outstanding requests.
-        when_full: whether a submit that meets a full queue waits or raises.
-        slow_submit_s: seconds without an answer before ``on_trouble`` is called.
-        on_trouble: called when a submit is slow.
+    ``client``: the name of the client's inbox. ``on_trouble``: called when a submit is slow.
     """
 
     def __init__(
@@ -121,16 +110,13 @@ class Submitter:
         queue: ClientQueue,
         client: str,
         requests: OutstandingRequests,
-        *,
-        when_full: WhenFull,
-        slow_submit_s: float,
+        options: RouteOptions,
         on_trouble: Callable[[], None] | None,
     ) -> None:
         self._queue = queue
         self._client = client
         self._requests = requests
-        self._when_full: WhenFull = when_full
-        self._slow_submit_s = slow_submit_s
+        self._options = options
         self._on_trouble = on_trouble
         self._outbox: deque[Outstanding] = deque()
         self._withdrawn: list[str] = []
@@ -203,7 +189,7 @@ class Submitter:
         if self._on_trouble:
             # No answer for a while may mean a network that drops all packets.
             loop = asyncio.get_running_loop()
-            slow = loop.call_later(self._slow_submit_s, self._on_trouble)
+            slow = loop.call_later(self._options.timings.slow_submit_s, self._on_trouble)
         try:
             answers = await self._queue.submit(self._client, [s for _, s in batch])
             if Became.UNKNOWN_ENVIRONMENT in answers:
@@ -258,7 +244,7 @@ class Submitter:
                 self._requests.end_with_bytes(entry.request_id, answer)
 
     def _refused(self, entry: Outstanding, why: str, after_s: float) -> None:
-        if self._when_full == "raise":
+        if self._options.when_full == "raise":
             error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
             self._requests.end(entry.request_id, error)
             return
@@ -276,40 +262,23 @@ class ShardClient:
 
     Args:
         queue: the shard; closed in the end.
-        when_full: whether a submit that meets a full queue waits or raises.
-        unavailable_timeout_s: how long the server may be out of reach before outstanding requests
-            end with UnavailableError.
-        timings: how long it waits for what.
-        shares_ends: whether this client still hears of a request's end after another client
-            attaches to the request.
         on_trouble: called when a call fails, or a submit is slow.
     """
 
     def __init__(
         self,
         queue: ClientQueue,
-        *,
-        when_full: WhenFull,
-        unavailable_timeout_s: float,
-        timings: ClientTimings,
-        shares_ends: bool = False,
+        options: RouteOptions,
         on_trouble: Callable[[], None] | None = None,
     ) -> None:
-        self.client = ("+" if shares_ends else "") + secrets.token_urlsafe(12)
+        self.client = ("+" if options.shares_ends else "") + secrets.token_urlsafe(12)
         self._queue = queue
-        self._unavailable_timeout_s = unavailable_timeout_s
-        self._timings = timings
+        self._unavailable_timeout_s = options.unavailable_timeout_s
+        self._timings = options.timings
         self._on_trouble = on_trouble
         remembers = queue.shard.settings.remember_s > 0
         self.outstanding = OutstandingRequests(remembers=remembers, on_idle=self._note_idle)
-        self._submitter = Submitter(
-            queue,
-            self.client,
-            self.outstanding,
-            when_full=when_full,
-            slow_submit_s=timings.slow_submit_s,
-            on_trouble=on_trouble,
-        )
+        self._submitter = Submitter(queue, self.client, self.outstanding, options, on_trouble)
         self._reading = asyncio.Event()
         self._ask = asyncio.Event()
         self._tasks = RouteTasks(self.outstanding.refuse)

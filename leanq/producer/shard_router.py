@@ -13,7 +13,7 @@ from msgspec import structs
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import read_recipe
 from leanq.producer.request_builder import PreparedRequest, Whereabouts, whereabouts
-from leanq.producer.route import ClientTimings, NoWorker, Waiter, WhenFull
+from leanq.producer.route import RouteOptions, Waiter
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.client_queue import ClientQueue
@@ -23,13 +23,56 @@ from leanq.queue.shard import Shard, backoff_s
 from leanq.states import RedisStates
 
 
-class StateLocator:
-    """Finds where states can be stepped, over the connections of the shards' clients."""
+class ShardRouter:
+    """The route to all shards of one cluster, over connections of its own.
 
-    def __init__(self, shards: Sequence[Shard], unavailable_timeout_s: float) -> None:
-        self._shards = shards
-        self._states = RedisStates(shards)
-        self._unavailable_timeout_s = unavailable_timeout_s
+    ``on_trouble``: called when a call to a shard fails, or a submit is slow.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[ClientQueue],
+        options: RouteOptions,
+        on_trouble: Callable[[], None] | None = None,
+    ) -> None:
+        self.shards = [ShardClient(queue, options, on_trouble) for queue in queues]
+        self._queue = queues[0]
+        self._states = RedisStates([queue.shard for queue in queues])
+        self._unavailable_timeout_s = options.unavailable_timeout_s
+        self._worker_watch = WorkerWatch(queues[0], self.shards, options)
+        self._watching: asyncio.Task[None] | None = None
+        # Requests whose state is being looked up; waiters differ by identity.
+        self._finding: dict[tuple[str, int], tuple[Waiter, asyncio.Task[None]]] = {}
+
+    @classmethod
+    def to(
+        cls,
+        settings: Settings,
+        options: RouteOptions,
+        on_trouble: Callable[[], None] | None = None,
+    ) -> ShardRouter:
+        """Returns the route to the cluster of ``settings``."""
+        return cls([ClientQueue(shard) for shard in Shard.each(settings)], options, on_trouble)
+
+    async def open(self) -> None:
+        ends = await asyncio.gather(
+            *(shard.open() for shard in self.shards), return_exceptions=True
+        )
+        faults = [end for end in ends if end]
+        if faults:
+            opened = [shard for shard, end in zip(self.shards, ends, strict=True) if end is None]
+            await asyncio.gather(*(shard.close(withdraw=False) for shard in opened))
+            raise faults[0]
+        self._watch()
+
+    def start(self) -> None:
+        """Opens the route even if servers do not answer."""
+        for shard in self.shards:
+            shard.start()
+        self._watch()
+
+    def _watch(self) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._worker_watch.run())
 
     async def find(self, state: str) -> Whereabouts:
         """Returns where ``state`` can be stepped.
@@ -57,7 +100,7 @@ class StateLocator:
             )
         recipe = read_recipe(state, records)
         fingerprint = recipe.source.fingerprint
-        for environment, known in (await self._shards[0].fingerprints()).items():
+        for environment, known in (await self._queue.shard.fingerprints()).items():
             if known == fingerprint:
                 return whereabouts(recipe, environment)
         raise UnknownStateError(
@@ -65,105 +108,24 @@ class StateLocator:
             "which no worker offers"
         )
 
-
-class ShardRouter:
-    """The route to all shards of one cluster.
-
-    Args:
-        shards: the client of each shard, in order.
-        state_locator: finds the environment of a state.
-        worker_watch: warns when requests wait and no worker is alive for them.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[ShardClient],
-        state_locator: StateLocator,
-        worker_watch: WorkerWatch,
-    ) -> None:
-        self.shards = shards
-        self._state_locator = state_locator
-        self._worker_watch = worker_watch
-        self._watching: asyncio.Task[None] | None = None
-        # Requests whose state is being looked up; waiters differ by identity.
-        self._finding: dict[tuple[str, int], tuple[Waiter, asyncio.Task[None]]] = {}
-
-    @classmethod
-    def connect(
-        cls,
-        settings: Settings,
-        *,
-        when_full: WhenFull,
-        unavailable_timeout_s: float,
-        no_worker: NoWorker,
-        timings: ClientTimings,
-        shares_ends: bool = False,
-        on_trouble: Callable[[], None] | None = None,
-    ) -> ShardRouter:
-        """Returns the route to the cluster of ``settings``, over connections of its own."""
-        shards = Shard.each(settings)
-        queues = [ClientQueue(shard) for shard in shards]
-        clients = [
-            ShardClient(
-                queue,
-                when_full=when_full,
-                unavailable_timeout_s=unavailable_timeout_s,
-                timings=timings,
-                shares_ends=shares_ends,
-                on_trouble=on_trouble,
-            )
-            for queue in queues
-        ]
-        watch = WorkerWatch(queues[0], clients, no_worker=no_worker, every_s=timings.no_worker_s)
-        return cls(clients, StateLocator(shards, unavailable_timeout_s), watch)
-
-    async def open(self) -> None:
-        """Opens the route; raises UnavailableError when a shard's server does not answer."""
-        ends = await asyncio.gather(
-            *(shard.open() for shard in self.shards), return_exceptions=True
-        )
-        faults = [end for end in ends if end]
-        if faults:
-            opened = [shard for shard, end in zip(self.shards, ends, strict=True) if end is None]
-            await asyncio.gather(*(shard.close(withdraw=False) for shard in opened))
-            raise faults[0]
-        self._watch()
-
-    def start(self) -> None:
-        """Opens the route even if servers do not answer."""
-        for shard in self.shards:
-            shard.start()
-        self._watch()
-
-    def _watch(self) -> None:
-        self._watching = asyncio.get_running_loop().create_task(self._worker_watch.run())
-
-    async def find(self, state: str) -> Whereabouts:
-        """Returns where ``state`` can be stepped; raises as :meth:`StateLocator.find`."""
-        return await self._state_locator.find(state)
-
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits a request once its environment is known."""
         submission = prepared.submission
         if prepared.request.state and not submission.environment:
-            task = asyncio.get_running_loop().create_task(self._find(prepared, waiter))
+            task = asyncio.get_running_loop().create_task(self._send_once_found(prepared, waiter))
             self._finding[submission.request_id, id(waiter)] = waiter, task
         else:
             self._shard(submission.request_id).send(submission, waiter)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Waits for a request that was submitted before."""
         self._shard(request_id).attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; returns False if it has ended already."""
         if found := self._finding.pop((request_id, id(waiter)), None):
             found[1].cancel()
             return True
         return self._shard(request_id).cancel(request_id, waiter)
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends every outstanding request; ``withdraw`` also withdraws them from the queue."""
         finding, self._finding = self._finding, {}
         tasks = [task for _, task in finding.values()]
         if self._watching:
@@ -175,11 +137,11 @@ class ShardRouter:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(shard.close(withdraw=withdraw) for shard in self.shards))
 
-    async def _find(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+    async def _send_once_found(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         submission = prepared.submission
         error: LeanQError | None = None
         try:
-            where = await self._state_locator.find(prepared.request.state)
+            where = await self.find(prepared.request.state)
         except LeanQError as fault:
             error = fault
         if self._finding.pop((submission.request_id, id(waiter)), None) is None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from leanq.errors import NotPermittedError, UnavailableError
-from leanq.producer.route import NoWorker
+from leanq.producer.route import RouteOptions
 from leanq.producer.shard_client import ShardClient
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import without_password
@@ -54,26 +54,17 @@ class Silence:
 class WorkerWatch:
     """Watches over the environments of one cluster for a client.
 
-    Args:
-        queue: a shard of the cluster; every worker serves all of them.
-        shards: the clients of all shards.
-        no_worker: whether to warn, wait or raise.
-        every_s: seconds of silence before the first look.
+    ``queue``: any shard of the cluster; every worker serves all of them.
     """
 
     def __init__(
-        self,
-        queue: ClientQueue,
-        shards: Sequence[ShardClient],
-        *,
-        no_worker: NoWorker,
-        every_s: float,
+        self, queue: ClientQueue, shards: Sequence[ShardClient], options: RouteOptions
     ) -> None:
         self._queue = queue
         self._shards = shards
-        self._no_worker = no_worker
-        self._every_s = every_s
-        self._silence = Silence(every_s)
+        self._no_worker = options.no_worker
+        self._every_s = options.timings.no_worker_s
+        self._silence = Silence(self._every_s)
 
     async def run(self) -> None:
         """Watches until it is cancelled; returns at once if the client waits in silence."""

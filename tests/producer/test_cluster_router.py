@@ -26,6 +26,7 @@ from leanq.errors import (
 from leanq.producer.cluster_router import ClusterRouter
 from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import RequestBuilder
+from leanq.producer.route import RouteOptions
 from leanq.queue.requests import Reply
 
 
@@ -186,13 +187,8 @@ class Counting:
 async def test_everything_ends_once_whatever_dies(one: Server, other: Server) -> None:
     ends: Counter[str] = Counter()
     answers: dict[str, bytes | None] = {}
-    way = ClusterRouter(
-        Clusters.load(urls(one, other), None, {}),
-        when_full="wait",
-        unavailable_timeout_s=120.0,
-        no_worker="warn",
-        timings=AsyncLeanQClient.timings,
-    )
+    options = RouteOptions(timings=AsyncLeanQClient.timings)
+    way = ClusterRouter(Clusters.load(urls(one, other), None, {}), options)
     await way.open()
     builder = RequestBuilder(one.settings, "default")
 

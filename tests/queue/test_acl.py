@@ -28,7 +28,8 @@ from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError, Usa
 from leanq.fleet.stats import fleet_stats_of
 from leanq.gateway.keys import KeyFile
 from leanq.lean.recipes import Hole, Recipe, Source
-from leanq.producer.shard_router import StateLocator
+from leanq.producer.route import RouteOptions
+from leanq.producer.shard_router import ShardRouter
 from leanq.queue import keys
 from leanq.queue.keys import new_request_id
 from leanq.queue.operator_queue import look
@@ -321,7 +322,7 @@ async def test_states_and_snapshots(socket: Path) -> None:
     recipe = Recipe(Source("f", "x := sorry", (Hole(5, "term"),)), 0)
     await states.keep(dict(recipe.records()))
     await worker.register("w", b"", {"core": b""}, {"core": "f"})
-    found = await StateLocator([client], unavailable_timeout_s=5.0).find(recipe.id)
+    found = await ShardRouter([client], RouteOptions(unavailable_timeout_s=5.0)).find(recipe.id)
     assert found.environment == "core"
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
     assert await states.find_snapshot("key") == Packed(b"manifest", (b"chunk",))

@@ -28,7 +28,7 @@ from leanq.errors import (
 from leanq.gateway.keys import KeyFile
 from leanq.lean.recipes import Hole, Recipe, Source, read_recipe
 from leanq.producer.request_builder import RequestBuilder
-from leanq.producer.route import ClientTimings
+from leanq.producer.route import RouteOptions
 from leanq.producer.shard_client import ShardClient
 from leanq.queue.operator_queue import OperatorQueue, every_queue, set_alias
 from leanq.queue.requests import Reply, Request, Sorry
@@ -205,9 +205,7 @@ async def test_a_reply_may_come_before_the_answer_that_names_the_environment(
     settings: Settings, libraries: tuple[Library, Library]
 ) -> None:
     wire, waiter = Wire(settings), Waits()
-    client = ShardClient(
-        wire, when_full="wait", unavailable_timeout_s=60.0, timings=ClientTimings()
-    )
+    client = ShardClient(wire, RouteOptions(unavailable_timeout_s=60.0))
     await client.open()
     let_go = wire.hold_up("submit", after=True)
     prepared = RequestBuilder(settings, "default").check("-- x", {"env": "m"})

@@ -28,7 +28,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -41,10 +41,8 @@ from leanq.errors import QueueError, RequestError, WireError
 from leanq.producer.cluster_router import ClusterRouter
 from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import SubmitOptions
-from leanq.producer.route import ClientTimings, NoWorker, Route, WhenFull
-from leanq.producer.shard_client import ShardClient
-from leanq.producer.shard_router import ShardRouter, StateLocator
-from leanq.producer.worker_watch import WorkerWatch
+from leanq.producer.route import Route, RouteOptions
+from leanq.producer.shard_router import ShardRouter
 from leanq.queue.connection import Address, Link
 from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.queue.results import Became, Submission, Submitted
@@ -90,26 +88,12 @@ class Notes(Protocol):
 def writing_router(
     settings: Settings,
     journal: Notes,
-    *,
-    when_full: WhenFull,
-    unavailable_timeout_s: float,
-    timings: ClientTimings,
+    options: RouteOptions,
     on_trouble: Callable[[], None] | None = None,
 ) -> ShardRouter:
     """The route to one cluster, which writes down all that comes that way."""
     queues = [WritingQueue(settings, journal, shard) for shard in range(settings.shards)]
-    shard_clients = [
-        ShardClient(
-            queue,
-            when_full=when_full,
-            unavailable_timeout_s=unavailable_timeout_s,
-            timings=timings,
-            on_trouble=on_trouble,
-        )
-        for queue in queues
-    ]
-    watch = WorkerWatch(queues[0], shard_clients, no_worker="wait", every_s=60.0)
-    return ShardRouter(shard_clients, StateLocator(queues, unavailable_timeout_s), watch)
+    return ShardRouter(queues, replace(options, no_worker="wait"), on_trouble)
 
 
 class WritingRoute:
@@ -118,13 +102,7 @@ class WritingRoute:
     journal: Notes
 
     def _new_route(self) -> Route:
-        return writing_router(
-            self.settings,
-            self.journal,
-            when_full=self._when_full,
-            unavailable_timeout_s=self._unavailable_timeout_s,
-            timings=self.timings,
-        )
+        return writing_router(self.settings, self.journal, self._options)
 
 
 @dataclass(frozen=True)
@@ -192,42 +170,17 @@ class WritingClusterClient(WritingClient):
         super().__init__(clusters, journal)
 
     def _new_route(self) -> Route:
-        return _WritingClusterRouter(
-            self._notes_by_cluster,
-            self._clusters,
-            when_full=self._when_full,
-            unavailable_timeout_s=self._unavailable_timeout_s,
-            no_worker="wait",
-            timings=self.timings,
-        )
+        return _WritingClusterRouter(self._notes_by_cluster, self._clusters, self._options)
 
 
 class _WritingClusterRouter(ClusterRouter):
     def __init__(
-        self,
-        journals: Sequence[Notes],
-        clusters: Clusters,
-        *,
-        when_full: WhenFull,
-        unavailable_timeout_s: float,
-        no_worker: NoWorker,
-        timings: ClientTimings,
+        self, journals: Sequence[Notes], clusters: Clusters, options: RouteOptions
     ) -> None:
-        super().__init__(
-            clusters,
-            when_full=when_full,
-            unavailable_timeout_s=unavailable_timeout_s,
-            no_worker=no_worker,
-            timings=timings,
-        )
+        super().__init__(clusters, replace(options, no_worker="wait"))
         for number, (cluster, journal) in enumerate(zip(self.clusters, journals, strict=True)):
             cluster.router = writing_router(
-                cluster.settings,
-                journal,
-                when_full=when_full,
-                unavailable_timeout_s=unavailable_timeout_s,
-                timings=timings,
-                on_trouble=partial(self._note_trouble, number),
+                cluster.settings, journal, options, partial(self._note_trouble, number)
             )
 
 
