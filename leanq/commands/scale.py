@@ -18,9 +18,10 @@ from leanq.commands.common import queue_settings, until_signal
 from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import page_at
+from leanq.fleet.scaler.local import LocalTarget
 from leanq.fleet.scaler.loop import Scaler
 from leanq.fleet.scaler.slurm import SlurmTarget
-from leanq.fleet.scaler.targets import LocalTarget, PrintTarget, Target
+from leanq.fleet.scaler.targets import PrintTarget, Target
 from leanq.queue.settings import check_name
 from leanq.scale import Decision, ScaleSettings, Stats
 
@@ -179,7 +180,7 @@ def scale(
         elif target == "slurm":
             place = SlurmTarget(script or "", job_name, list(sizes))
         elif target == "local":
-            place = LocalTarget(worker, os.environ | queue, as_json=as_json)
+            place = LocalTarget(worker, os.environ | queue, list(sizes), as_json=as_json)
         else:
             place = PrintTarget()
     except ImportError as error:

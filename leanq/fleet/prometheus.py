@@ -90,10 +90,9 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         yield "leanq_request_wait_seconds", (name,), environment.waited
         yield "leanq_request_run_seconds", (name,), environment.ran
         yield "leanq_request_total_seconds", (name,), environment.took
-    living = [row for row in seen.status.workers if row.lease_s > 0]
-    yield "leanq_workers", ("alive",), len(living)
-    yield "leanq_workers", ("lapsed",), len(seen.status.workers) - len(living)
-    degraded = Counter(name for row in living for name in degraded_of(info_of(row.info)))
+    yield "leanq_workers", ("alive",), len(seen.living)
+    yield "leanq_workers", ("lapsed",), len(seen.status.workers) - len(seen.living)
+    degraded = Counter(name for row in seen.living for name in degraded_of(info_of(row.info)))
     for name in seen.environments:
         yield "leanq_workers_degraded", (name,), degraded[name]
     for tenant, weight in seen.status.weights.items():

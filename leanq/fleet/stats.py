@@ -16,7 +16,7 @@ import msgspec
 
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.operator_queue import OperatorQueue, every_queue
-from leanq.queue.results import Status, merged
+from leanq.queue.results import Status, WorkerRow, merged
 from leanq.queue.settings import Settings
 from leanq.queue.wire import environments_in, info_of
 
@@ -109,6 +109,11 @@ class FleetStats:
     environments: Mapping[str, EnvironmentStats]
     servers: Sequence[Mapping[str, Any]] = ()
     shards: Sequence[Status] = ()
+
+    @property
+    def living(self) -> list[WorkerRow]:
+        """Returns the workers whose lease has not expired."""
+        return [row for row in self.status.workers if row.lease_s > 0]
 
     @property
     def memory_bytes(self) -> int:

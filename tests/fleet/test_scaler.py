@@ -23,7 +23,8 @@ from support.waiting import eventually
 from leanq.cli import cli
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import UnknownEnvironmentError
-from leanq.fleet.scaler.targets import LocalTarget, Ordered
+from leanq.fleet.scaler.local import LocalTarget
+from leanq.fleet.scaler.targets import Ordered
 from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats, unsized
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
@@ -138,7 +139,7 @@ async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Que
 async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     before = set(children(os.getpid()))
-    target = LocalTarget("--driver echo --slots 1", environ)
+    target = LocalTarget("--driver echo --slots 1", environ, ["echo"])
     assert await target.look("echo", NO_WORKERS) == Ordered(0)
     await target.order("echo", 2, NO_WORKERS)
     try:
@@ -161,7 +162,7 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
 @pytest.mark.slow
 async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQClient) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
-    target = LocalTarget("--driver echo --slots 1", environ)
+    target = LocalTarget("--driver echo --slots 1", environ, ["echo"])
     await target.order("echo", 2, NO_WORKERS)
     try:
         await eventually(lambda: workers_are(settings, 2))

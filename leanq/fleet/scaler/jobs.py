@@ -1,8 +1,7 @@
-"""The law for workers that another scheduler places: a job for each worker, of Slurm's or of Ray's.
+"""The law for workers that another scheduler places: a job for each worker.
 
-Nothing is kept here that a new scaler would miss. The scheduler knows the jobs by their name, so a
-scaler that starts anew finds those of the one before. A worker tells the name of its job, by which
-the scaler knows which job is idle.
+Slurm and Ray know the jobs by their name, so a scaler that starts anew finds those of the one
+before. A worker tells the name of its job, by which the scaler knows which job is idle.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from leanq.fleet.scaler.targets import Idleness, Ordered
+from leanq.fleet.scaler.targets import Idleness, Ordered, Target
 from leanq.fleet.stats import FleetStats
 from leanq.queue.wire import info_of
 
@@ -82,7 +81,7 @@ class _Environment:
         return joined
 
 
-class JobTarget(abc.ABC):
+class JobTarget(Target, abc.ABC):
     """Jobs of one scheduler, one for each worker."""
 
     def __init__(self, environments: Collection[str]) -> None:
@@ -101,14 +100,11 @@ class JobTarget(abc.ABC):
     async def end(self, ids: Collection[str], ready: Collection[str]) -> None:
         """Drains these jobs, of which the workers of ``ready`` have joined; raises TargetError."""
 
-    async def leads(self) -> bool:
-        return True
-
     async def look(self, environment: str, seen: FleetStats) -> Ordered:
         self._idleness.note(seen)
         known = self._environments[environment]
         listed = {job.id: job for job in await self.jobs(environment)}
-        told = {info_of(row.info).get("job") for row in seen.status.workers if row.lease_s > 0}
+        told = {info_of(row.info).get("job") for row in seen.living}
         ready = {job.id for job in listed.values() if not job.pending and job.told in told}
         # One that was started again before it could drain has forgotten that.
         if again := known.told_to_go & listed.keys():
@@ -131,10 +127,6 @@ class JobTarget(abc.ABC):
             going = [job.id for job in self._first_to_go(known, seen)][:-more]
             known.told_to_go.update(going)
             await self.end(going, known.ready)
-
-    async def close(self) -> None:
-        """Leaves the jobs as they are."""
-        return
 
     def _first_to_go(self, known: _Environment, seen: FleetStats) -> list[Job]:
         """Returns the jobs in the order in which they go: those that wait for a place, those whose

@@ -16,7 +16,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shlex
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from leanq.errors import TargetError, UnavailableError, UsageError
 from leanq.fleet.scaler.jobs import Job, JobTarget
+from leanq.fleet.scaler.local import options_of
 from leanq.queue.ray_cluster import publish, published
 from leanq.queue.settings import JOB_VARIABLE, Settings
 
@@ -117,11 +117,7 @@ class RayTarget(JobTarget):
         self, settings: Settings, environments: Collection[str], *, worker: str, slots: int
     ) -> None:
         super().__init__(environments)
-        try:
-            shlex.split(worker)
-        except ValueError as error:
-            raise UsageError(f"--worker {worker!r} cannot be read: {error}") from None
-        self._settings, self._worker, self._slots = settings, worker, slots
+        self._settings, self._options, self._slots = settings, options_of(worker), slots
         self._lease_name = f"scaler of {', '.join(sorted(environments))}"
         self._lease: Any = None
         # When each actor was ordered, or had a worker for the last time.
@@ -181,7 +177,7 @@ class RayTarget(JobTarget):
         return True
 
     def _start(self, environment: str, count: int) -> None:
-        options = shlex.split(self._worker.replace("{env}", environment))
+        options = [option.replace("{env}", environment) for option in self._options]
         options = ["--slots", str(self._slots), *options]
         for _ in range(count):
             name = f"worker-{environment}-{secrets.token_hex(6)}"
