@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +26,7 @@ _MOST_S = 1500 * MINUTE_S
 # The most rows that a history has.
 _MOST_ROWS = 48
 _PERIODS_S = (60, 300, 900, 1800, 3600)
+_BOUNDS = (*map(str, BUCKETS_S), "inf")
 
 
 @dataclass(slots=True)
@@ -111,26 +112,27 @@ def periods(
         (p for p in _PERIODS_S if since_s / p <= _MOST_ROWS), _PERIODS_S[-1]
     )
     found: dict[int, Period] = {}
-    seen: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
-    for number, notes in enumerate(shards):
-        readable = [note for note in notes if "minute" in note]
-        for before, after in pairwise(readable):
-            start_s = before["minute"] * MINUTE_S // length_s * length_s
-            period = found.setdefault(start_s, Period(start_s, length_s))
-            _add(period, before, after, environments)
-            reads = ((read_total(name), n) for name, n in before.items())
-            waiting = sum(
-                n
-                for read, n in reads
-                if read and read.what == "waiting" and _is_in(read, environments)
-            )
-            for what, count in (("waiting", waiting), ("workers", before.get("workers", 0))):
-                at = seen[start_s, what]
-                at[number] = max(at[number], count)
-    for (start_s, what), counts in seen.items():
-        # All shards know a worker, and a request waits in one of them.
-        total = max(counts.values()) if what == "workers" else counts.total()
-        setattr(found[start_s], what, total)
+    waiting = Counter[int]()
+    for minute_s, environment, what, part, value in _measures(shards):
+        start_s = minute_s // length_s * length_s
+        period = found.setdefault(start_s, Period(start_s, length_s))
+        if what == "workers":
+            period.workers = max(period.workers, int(value))
+        elif environments is not None and environment not in environments:
+            continue
+        elif what == "waiting":
+            waiting[minute_s] += int(value)
+            period.waiting = max(period.waiting, waiting[minute_s])
+        elif what == "submitted":
+            period.submitted += int(value)
+        elif what == "finished":
+            period.finished[part] = period.finished.get(part, 0) + int(value)
+        elif what == "took":
+            period.took[_BOUNDS.index(part)] += int(value)
+        elif what == "tenant_cpu_s":
+            period.tenants_cpu_s[part] = period.tenants_cpu_s.get(part, 0.0) + value
+        elif what in ("waited_s", "ran_s", "cpu_s"):
+            setattr(period, what, getattr(period, what) + value)
     return [found[start_s] for start_s in sorted(found)]
 
 
@@ -138,61 +140,35 @@ def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
     """Returns the notes of all shards together, minute by minute, without zeros. Changes since a
     note count for its minute, however late the next note comes."""
     found: defaultdict[tuple[int, str, str, str], float] = defaultdict(float)
-    for notes in shards:
-        for before, after in pairwise([note for note in notes if "minute" in note]):
-            start_s = before["minute"] * MINUTE_S
-            # All shards know a worker, and a request waits in one of them.
-            at = start_s, "", "workers", ""
-            found[at] = max(found[at], before.get("workers", 0))
-            for name in {*before, *after}:
-                if read := read_total(name):
-                    had, has = before.get(name, 0), after.get(name, 0)
-                    # A failover may have rolled a counter back.
-                    value = had if read.what == "waiting" else max(0, has - had)
-                    what, part, scale = _shown(read)
-                    found[start_s, read.environment, what, part] += value * scale
+    for measure in _measures(shards):
+        at, value = measure[:4], measure.value
+        # All shards know a worker, and a request waits in one of them.
+        found[at] = max(found[at], value) if measure.what == "workers" else found[at] + value
     return [Measure(*at, value) for at, value in sorted(found.items()) if value]
 
 
-def _shown(read: Total) -> tuple[str, str, float]:
+def _measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> Iterator[Measure]:
+    """Yields what each shard's notes say, without zeros but for workers."""
+    for notes in shards:
+        for before, after in pairwise([note for note in notes if "minute" in note]):
+            start_s = before["minute"] * MINUTE_S
+            yield Measure(start_s, "", "workers", "", before.get("workers", 0))
+            for name in {*before, *after}:
+                if not (read := read_total(name)):
+                    continue
+                had, has = before.get(name, 0), after.get(name, 0)
+                # A failover may have rolled a counter back.
+                value = had if read.what == "waiting" else max(0, has - had)
+                if value and (shown := _shown(read)):
+                    what, part, scale = shown
+                    yield Measure(start_s, read.environment, what, part, value * scale)
+
+
+def _shown(read: Total) -> tuple[str, str, float] | None:
     """Returns the measure and the part of a total, and the factor of its number."""
     if read.what.endswith("_ms"):
         return f"{read.what[:-3]}_s", read.part, 0.001
-    if read.what == "took" and read.part.isdecimal():
-        bounds = (*map(str, BUCKETS_S), "inf")
-        return read.what, bounds[min(int(read.part), len(BUCKETS_S))], 1
+    if read.what == "took":
+        is_bucket = read.part.isdecimal() and int(read.part) < len(_BOUNDS)
+        return (read.what, _BOUNDS[int(read.part)], 1) if is_bucket else None
     return read.what, read.part, 1
-
-
-def _is_in(read: Total, environments: Collection[str] | None) -> bool:
-    return environments is None or read.environment in environments
-
-
-def _add(
-    period: Period,
-    before: Mapping[str, int],
-    after: Mapping[str, int],
-    environments: Collection[str] | None,
-) -> None:
-    for name, total in after.items():
-        # A failover may have rolled a counter back.
-        new = max(0, total - before.get(name, 0))
-        read = read_total(name)
-        if read is None or not _is_in(read, environments):
-            continue
-        what = read.what
-        if what == "submitted":
-            period.submitted += new
-        elif what == "finished" and new:
-            period.finished[read.part] = period.finished.get(read.part, 0) + new
-        elif what == "waited_ms":
-            period.waited_s += new / 1000
-        elif what == "ran_ms":
-            period.ran_s += new / 1000
-        elif what == "took" and read.part.isdecimal() and int(read.part) < len(period.took):
-            period.took[int(read.part)] += new
-        elif what == "cpu_ms":
-            period.cpu_s += new / 1000
-        elif what == "tenant_cpu_ms" and new:
-            used_s = period.tenants_cpu_s.get(read.part, 0.0) + new / 1000
-            period.tenants_cpu_s[read.part] = used_s
