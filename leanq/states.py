@@ -223,7 +223,7 @@ class RedisStates:
 
     async def begin_snapshot(self, key: str) -> bool:
         shard = self._home_of_key(key)
-        name = f"{shard.keys.tag}:making:{key}"
+        name = shard.keys.of("making", key)
         taken = await shard.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
         return bool(taken)
 
@@ -373,7 +373,7 @@ async def _read_chunk(shard: Shard, digest: str) -> bytes:
 
 
 def _chunk(shard: Shard, digest: str) -> str:
-    return f"{shard.keys.tag}:chunk:{digest}"
+    return shard.keys.of("chunk", digest)
 
 
 def _hash(data: bytes) -> str:

@@ -108,7 +108,7 @@ async def find(queue: OperatorQueue, request_id: str) -> Timeline | None:
     now_ms = int(now[0]) * 1000 + int(now[1]) / 1000
     phases = {}
     if kind == "l":
-        (until_ms,) = await ask(("ZSCORE", f"{keys.tag}:processing:{worker}", request_id))
+        (until_ms,) = await ask(("ZSCORE", keys.of("processing", worker), request_id))
         if until_ms is not None:
             phases["waited"] = clock.until(float(until_ms) - run_s * 1000)
         phases["runs"] = clock.until(now_ms)

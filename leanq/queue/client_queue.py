@@ -127,7 +127,7 @@ class ClientQueue:
 
         ``extend``: also extend the inbox's time-to-live. Those who write to the inbox do not.
         """
-        inbox = self.shard.keys.inbox(client)
+        inbox = self.shard.keys.of("inbox", client)
         first = [("PEXPIRE", inbox, self.shard.reply_ttl_ms)] if extend else []
         trim = ("XTRIM", inbox, "MINID", _next_id(after))
         read = ("XREAD", "COUNT", _INBOX_ENTRIES, "BLOCK", block_ms, "STREAMS", inbox, after)
@@ -143,7 +143,7 @@ class ClientQueue:
 
     async def drop_inbox(self, client: str) -> None:
         """Removes the inbox of a client that ends."""
-        await self.shard.call(lambda c: c.unlink(self.shard.keys.inbox(client)))
+        await self.shard.call(lambda c: c.unlink(self.shard.keys.of("inbox", client)))
 
     async def replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """Returns the replies in order, with None for each that does not exist."""
@@ -155,14 +155,12 @@ class ClientQueue:
         """Returns the environments of living workers; clients' users may ask this."""
         ((seconds, _),) = await self.shard.ask(("TIME",))
         living, names = await self.shard.ask(
-            ("ZCOUNT", self.shard.keys.workers, int(seconds) * 1000, "+inf"),
+            ("ZCOUNT", self.shard.keys.of("workers"), int(seconds) * 1000, "+inf"),
             # The longest leases come first, so the first so many names are the living workers.
-            ("ZREVRANGE", self.shard.keys.workers, 0, -1),
+            ("ZREVRANGE", self.shard.keys.of("workers"), 0, -1),
         )
         # Add one name that no worker has: HMGET without any name is an error.
-        (found,) = await self.shard.ask(
-            ("HMGET", f"{self.shard.keys.tag}:info", "", *names[:living])
-        )
+        (found,) = await self.shard.ask(("HMGET", self.shard.keys.of("info"), "", *names[:living]))
         return {name for info in found if info for name in environments_in(info_of(info))}
 
 

@@ -119,61 +119,17 @@ class Keys:
                 return tag
         raise AssertionError
 
+    def of(self, *parts: object) -> str:
+        """Returns the key with these parts after the tag; see the table above."""
+        return ":".join((self.tag, *map(str, parts)))
+
     def request(self, request_id: str) -> str:
         """Returns the key of a request, and afterwards of its reply."""
         return f"{self.tag}:req:{request_id}"
 
-    def body(self, request_id: str) -> str:
-        """Returns the key of a detached request's body."""
-        return f"{self.tag}:body:{request_id}"
-
     def upload(self, call: str, request_id: str) -> str:
         """Returns the key of a body before its submit, or of a reply before it is settled."""
         return f"{self.tag}:upload:{call}:{request_id}"
-
-    def inbox(self, client: str) -> str:
-        return f"{self.tag}:inbox:{client}"
-
-    def wakeup(self, environment: str) -> str:
-        return f"{self.tag}:wakeup:{environment}"
-
-    def stop(self, worker: str) -> str:
-        return f"{self.tag}:stop:{worker}"
-
-    @property
-    def workers(self) -> str:
-        return f"{self.tag}:workers"
-
-    @property
-    def minutes(self) -> str:
-        return f"{self.tag}:minutes"
-
-    @property
-    def accounts(self) -> str:
-        return f"{self.tag}:accounts"
-
-    def account(self, day: int) -> str:
-        """Returns the key of a day's account; days count from 1970."""
-        return f"{self.tag}:account:{day}"
-
-    @property
-    def weights(self) -> str:
-        return f"{self.tag}:weights"
-
-    @property
-    def scaler(self) -> str:
-        return f"{self.tag}:scaler"
-
-    @property
-    def dead(self) -> str:
-        return f"{self.tag}:dead"
-
-    @property
-    def disagreed(self) -> str:
-        return f"{self.tag}:disagreed"
-
-    def dead_letter(self, request_id: str) -> str:
-        return f"{self.tag}:deadreq:{request_id}"
 
 
 def shape_key(prefix: str) -> str:

@@ -88,7 +88,7 @@ class OperatorQueue:
 
         While any tenant has one, tenants share CPU time by weight; those without one weigh 1.
         """
-        key = self.shard.keys.weights
+        key = self.shard.keys.of("weights")
         if weight is None:
             await self.shard.call(lambda c: c.hdel(key, tenant))
         else:
@@ -111,13 +111,16 @@ class OperatorQueue:
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Stores the scaler's decisions on environments, for ten minutes after the last call."""
-        key, fields = self.shard.keys.scaler, [part for pair in decisions.items() for part in pair]
+        key, fields = (
+            self.shard.keys.of("scaler"),
+            [part for pair in decisions.items() for part in pair],
+        )
         await self.shard.at_once(("HSET", key, *fields), ("PEXPIRE", key, _DECISIONS_MS))
 
     async def minutes(self, since_minute: int) -> list[dict[str, int]]:
         """Returns the totals noted once a minute, oldest first; each has its ``minute``."""
         found: Any = await self.shard.call(
-            lambda c: c.zrangebyscore(self.shard.keys.minutes, since_minute, "+inf")
+            lambda c: c.zrangebyscore(self.shard.keys.of("minutes"), since_minute, "+inf")
         )
         return [read_minute(data) for data in found]
 
@@ -126,13 +129,13 @@ class OperatorQueue:
 
         The oldest account that the shard has is always among them, without costs if it is older.
         """
-        (days,) = await self.shard.ask(("ZRANGE", self.shard.keys.accounts, 0, -1))
+        (days,) = await self.shard.ask(("ZRANGE", self.shard.keys.of("accounts"), 0, -1))
         found: dict[int, tuple[int, dict[Use, int]]] = {}
         # Any process may have written more than days.
         for day in (int(text) for text in days if text.isdigit() and len(text) < 7):
             if day < first_day and found:
                 continue
-            (flat,) = await self.shard.ask(("HGETALL", self.shard.keys.account(day)))
+            (flat,) = await self.shard.ask(("HGETALL", self.shard.keys.of("account", day)))
             since_ms, uses = read_account(pairs_of(flat))
             found[day] = since_ms, uses if day >= first_day else {}
         return found
@@ -140,13 +143,13 @@ class OperatorQueue:
     async def dead_request_ids(self, limit: int, *, disagreed: bool = False) -> list[str]:
         """Returns the dead letters' request ids, the newest first; or those of the requests on
         which kernels ``disagreed``."""
-        key = self.shard.keys.disagreed if disagreed else self.shard.keys.dead
+        key = self.shard.keys.of("disagreed" if disagreed else "dead")
         found: Any = await self.shard.call(lambda c: c.zrevrange(key, 0, limit - 1))
         return [text_of(request_id) for request_id in found]
 
     async def dead_letter(self, request_id: str) -> DeadLetter | None:
         """Returns a letter of either kind, or None if there is none with this id."""
-        letter = ("HGETALL", self.shard.keys.dead_letter(request_id))
+        letter = ("HGETALL", self.shard.keys.of("deadreq", request_id))
         flat, *died_ms = await self.shard.at_once(
             letter, *(("ZSCORE", key, request_id) for key in self._letters)
         )
@@ -163,7 +166,7 @@ class OperatorQueue:
 
     async def drop_dead(self, request_id: str) -> bool:
         """Removes a letter of either kind for good; returns whether there was one."""
-        letter = ("UNLINK", self.shard.keys.dead_letter(request_id))
+        letter = ("UNLINK", self.shard.keys.of("deadreq", request_id))
         *removed, _ = await self.shard.at_once(
             *(("ZREM", key, request_id) for key in self._letters), letter
         )
@@ -171,7 +174,7 @@ class OperatorQueue:
 
     @property
     def _letters(self) -> tuple[str, str]:
-        return self.shard.keys.dead, self.shard.keys.disagreed
+        return self.shard.keys.of("dead"), self.shard.keys.of("disagreed")
 
     async def running(self, workers: Sequence[str], limit: int) -> list[InFlight]:
         """Returns requests that these workers hold, the longest running first.
@@ -179,7 +182,7 @@ class OperatorQueue:
         It returns at most ``limit``, and reads at most ``limit`` of each worker.
         """
         zranges = (
-            ("ZRANGE", f"{self.shard.keys.tag}:processing:{worker}", 0, limit - 1, "WITHSCORES")
+            ("ZRANGE", self.shard.keys.of("processing", worker), 0, limit - 1, "WITHSCORES")
             for worker in workers
         )
         now, *rows = await self.shard.ask(("TIME",), *zranges)
@@ -203,7 +206,7 @@ class OperatorQueue:
 
         Both are empty if the request simply waits or has ended; see ``lua/parts/phase.lua``.
         """
-        (data,) = await self.shard.ask(("HGET", f"{self.shard.keys.tag}:phase", request_id))
+        (data,) = await self.shard.ask(("HGET", self.shard.keys.of("phase"), request_id))
         kind, *fields = text_of((data or b"")[:1]), *text_of((data or b"")[1:]).split("\0")
         named = {"l": 1, "j": 1, "r": 0}.get(kind)
         return kind, fields[named] if named is not None and named < len(fields) else ""
@@ -211,7 +214,7 @@ class OperatorQueue:
     async def quarantined(self, environment: str, limit: int) -> list[InFlight]:
         """Returns up to ``limit`` of the next requests that wait for an isolated attempt."""
         (ids,) = await self.shard.ask(
-            ("LRANGE", f"{self.shard.keys.tag}:quarantined:{environment}", 0, limit - 1)
+            ("LRANGE", self.shard.keys.of("quarantined", environment), 0, limit - 1)
         )
         return [request for request, _ in await self._in_flight([text_of(id_) for id_ in ids])]
 

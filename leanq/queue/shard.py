@@ -128,7 +128,7 @@ class Shard:
 
     async def aliases(self) -> dict[str, str]:
         """Returns aliases and tenants' defaults, as in :class:`Status`."""
-        found: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:aliases"))
+        found: Any = await self.call(lambda c: c.hgetall(self.keys.of("aliases")))
         return {text_of(name): text_of(target) for name, target in pairs_of(found)}
 
     async def unknown(self, environment: str) -> UnknownEnvironmentError:
@@ -150,7 +150,7 @@ class Shard:
 
     async def _of_environments(self, key: str) -> dict[str, bytes]:
         """Returns a hash by environment, without names that have become aliases since."""
-        hashes = (f"{self.keys.tag}:{name}" for name in (key, "aliases"))
+        hashes = (self.keys.of(name) for name in (key, "aliases"))
         found, aliases = await self.ask(*(("HGETALL", name) for name in hashes))
         named = {alias for alias, _ in pairs_of(aliases)}
         return {
@@ -161,7 +161,7 @@ class Shard:
 
     async def paused(self) -> dict[str, float]:
         """Returns environments and tenants that are held back, as in :class:`Status`."""
-        found: Any = await self.call(lambda c: c.hgetall(f"{self.keys.tag}:paused"))
+        found: Any = await self.call(lambda c: c.hgetall(self.keys.of("paused")))
         return {text_of(name): int(since_ms) / 1000 for name, since_ms in pairs_of(found)}
 
     async def ping(self) -> Mapping[str, Any]:
@@ -231,7 +231,7 @@ async def _living_shape(shard: Shard) -> Shape | None:
     told = _read(fields)
     if told is None or told == Shape.of(shard.settings):
         return told
-    workers = Keys(prefix, 0, told.shards).workers
+    workers = Keys(prefix, 0, told.shards).of("workers")
     seconds, microseconds = await shard.call(lambda c: c.time())
     now_ms = seconds * 1000 + microseconds // 1000
     alive = await shard.call(lambda c: c.zcount(workers, now_ms, "+inf"))

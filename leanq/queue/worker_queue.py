@@ -171,7 +171,8 @@ class WorkerQueue:
             return jobs
         bodies: dict[str, bytes | None] = {}
         for request_ids in in_batches(apart, LARGE_BATCH_BYTES):
-            (found,) = await self.shard.ask(("MGET", *map(self.shard.keys.body, request_ids)))
+            names = (self.shard.keys.of("body", request_id) for request_id in request_ids)
+            (found,) = await self.shard.ask(("MGET", *names))
             bodies |= zip(request_ids, found, strict=True)
         return tuple(
             structs.replace(job, body=bodies[job.request_id]) if job.detached_bytes else job
@@ -303,8 +304,8 @@ class WorkerQueue:
 
         Returns None after ``block_s`` seconds or a :meth:`notify_worker`.
         """
-        stop = self.shard.keys.stop(worker)
-        names = [stop, *(self.shard.keys.wakeup(environment) for environment in environments)]
+        stop = self.shard.keys.of("stop", worker)
+        names = [stop, *(self.shard.keys.of("wakeup", environment) for environment in environments)]
         (found,) = await self.shard.block(("BLPOP", *names, block_s), block_s=block_s)
         if found is None:
             return None

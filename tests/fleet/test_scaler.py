@@ -129,7 +129,7 @@ async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Que
     told = decisions_of(await queue.status())["echo"]
     assert told == DecisionRecord(told.at, 3, 0, decision.reason, decision.text, "tester")
     assert told.at == pytest.approx(time.time(), abs=60)
-    assert 0 < await queue.call(lambda c: c.pttl(queue.keys.scaler)) <= 600_000
+    assert 0 < await queue.call(lambda c: c.pttl(queue.keys.of("scaler"))) <= 600_000
 
 
 # Processes on this machine

@@ -96,7 +96,7 @@ async def test_replies(settings: Settings, seed: int) -> None:
         assert [end for end in ends if not isinstance(end, Reply | RequestError)] == []
         # And where replies are read as they come.
         shard_client = first_shard(lean)
-        inbox = keys.inbox(shard_client.client)
+        inbox = keys.of("inbox", shard_client.client)
         waits = [
             asyncio.create_task(lean.echo(b"held", 3600, request_id=new_request_id(1)))
             for _ in range(50)

@@ -281,7 +281,7 @@ async def test_an_alias_that_cannot_be(
     )
     with pytest.raises(UsageError, match="a scaler sizes"):
         await move(settings, "sized", OLD)
-    await queue.call(lambda c: c.delete(queue.keys.scaler))
+    await queue.call(lambda c: c.delete(queue.keys.of("scaler")))
     with pytest.raises(UsageError, match="requests wait in the environment 'sized'"):
         await move(settings, "sized", OLD)
     assert await queue.cancel(["0-s"]) == [True]

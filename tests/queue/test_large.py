@@ -48,7 +48,7 @@ def check(shard: Shard, *bodies: str) -> None:
     found = shard.dump()
     found.check()
     assert found.body == dict.fromkeys(bodies, LARGE)
-    assert {shard.server.ttl(shard.queue.keys.body(name)) for name in bodies} <= {-1}
+    assert {shard.server.ttl(shard.queue.keys.of("body", name)) for name in bodies} <= {-1}
     assert uploads(shard) == []
 
 
@@ -293,7 +293,7 @@ async def test_a_withdrawn_run_keeps_its_body_while_it_runs(shard: Shard) -> Non
     assert (again.request_id, again.body) == ("run", LARGE)
     # Its reply has gone, and its client asks for the same once more.
     keys = shard.queue.keys
-    shard.server.delete(keys.request("run"), keys.inbox("c"))
+    shard.server.delete(keys.request("run"), keys.of("inbox", "c"))
     assert await shard.submit("run", body=LARGE, digest="d") == [Became.ATTACHED]
     check(shard, "run", "joined")
     assert await shard.queue.cancel(["run"]) == [True]
@@ -390,7 +390,7 @@ async def test_a_body_that_the_server_has_lost_ends_its_request_alone(settings: 
     queue = Queue(settings)
     batch = [submission(f"0-{n}", echo_body(LARGE)) for n in range(2)]
     await queue.submit("c", batch)
-    await queue.call(lambda c: c.delete(queue.keys.body("0-0")))
+    await queue.call(lambda c: c.delete(queue.keys.of("body", "0-0")))
     async with AsyncLeanQClient(settings) as lean:
         waiting = [asyncio.create_task(lean.attach(item.request_id)) for item in batch]
         async with working(settings, slots=4):

@@ -61,7 +61,7 @@ async def test_wakeup_holds_as_many_tokens_as_are_needed_but_few(shard: Shard) -
 
 async def test_a_worker_that_leaves_requests_waiting_wakes_the_next(shard: Shard) -> None:
     await shard.submit("r1", "r2", "r3")
-    shard.server.delete(shard.queue.keys.wakeup("a"))
+    shard.server.delete(shard.queue.keys.of("wakeup", "a"))
     await shard.claim(want=2)
     assert shard.wakeup() == 1
     await shard.queue.wait_wakeup("w", ["a"], 1.0)
@@ -77,7 +77,7 @@ async def test_claim_that_met_only_withdrawn_requests_wakes_the_next(shard: Shar
     await shard.submit("first", *withdrawn, "live")
     await shard.queue.cancel(withdrawn)
     assert (await shard.job()).request_id == "first"
-    shard.server.delete(shard.queue.keys.wakeup("a"))
+    shard.server.delete(shard.queue.keys.of("wakeup", "a"))
     assert (await shard.claim(want=4)).jobs == ()
     assert shard.wakeup() == 1
     assert [job.request_id for job in (await shard.claim(want=4)).jobs] == ["live"]
@@ -86,7 +86,7 @@ async def test_claim_that_met_only_withdrawn_requests_wakes_the_next(shard: Shar
 async def test_work_that_comes_back_wakes_a_worker(shard: Shard) -> None:
     await shard.submit("r")
     await shard.claim("dead")
-    shard.server.delete(shard.queue.keys.wakeup("a"))
+    shard.server.delete(shard.queue.keys.of("wakeup", "a"))
     shard.advance(LEASE_MS)
     await shard.queue.reap()
     assert shard.wakeup() == 1
@@ -95,7 +95,7 @@ async def test_work_that_comes_back_wakes_a_worker(shard: Shard) -> None:
 async def test_stop_list_ends_the_wait_and_goes_first(shard: Shard) -> None:
     await shard.submit("r1", "r2")
     await shard.claim()
-    shard.server.delete(shard.queue.keys.wakeup("a"))
+    shard.server.delete(shard.queue.keys.of("wakeup", "a"))
     waiting = await waiting_for_wakeup(shard)
     await shard.queue.notify_worker("w")
     assert await waiting is None
@@ -145,7 +145,7 @@ async def test_an_inbox_lives_as_long_as_it_is_read(shard: Shard) -> None:
         await shard.settle(await shard.job())
         return int(shard.server.pttl(inbox))
 
-    inbox, full_ms = shard.queue.keys.inbox("c"), shard.settings.reply_ttl_s * 1000
+    inbox, full_ms = shard.queue.keys.of("inbox", "c"), shard.settings.reply_ttl_s * 1000
     assert full_ms / 2 < await reply("first") <= full_ms
     shard.server.pexpire(inbox, int(full_ms / 4))
     # Not with each reply, which would be one more command for each.

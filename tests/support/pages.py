@@ -59,8 +59,8 @@ async def bury(
         with redis.Redis.from_url(settings.url) as connection:
             record: Any = connection.get(keys.request(request_id))
             letter = {"record": record, "n": 3, "w": f"spot-17-{request_id[-4:]}"}
-            connection.hset(keys.dead_letter(request_id), mapping=letter)
-            connection.zadd(keys.dead, {request_id: int(time.time() * 1000)})
+            connection.hset(keys.of("deadreq", request_id), mapping=letter)
+            connection.zadd(keys.of("dead"), {request_id: int(time.time() * 1000)})
         await queue.cancel([request_id])
     finally:
         await queue.set_paused("tenant", tenant, paused=False)
@@ -100,7 +100,7 @@ def note_a_day(settings: Settings, environment: str = "default") -> None:
                 f"waiting:{environment}": int(60 * work * work),
                 "workers": math.ceil(4 * work),
             }
-            connection.zadd(keys.minutes, {msgspec.msgpack.encode((minute, note)): minute})
+            connection.zadd(keys.of("minutes"), {msgspec.msgpack.encode((minute, note)): minute})
         # The totals go on from there.
         stats = {
             name: count for name, count in note.items() if name[:2] in ("f:", "s:", "u:", "t:")

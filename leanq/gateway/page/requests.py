@@ -121,7 +121,7 @@ async def _in_flight(
     kind, worker = await queue.phase(request_id)
     phases: dict[str, Phase] = {"l": "running", "j": "running", "i": "quarantined"}
     # A detached request may have ended by now, and its body with it.
-    body = submission.body or await _get(queue, queue.shard.keys.body(request_id))
+    body = submission.body or await _get(queue, queue.shard.keys.of("body", request_id))
     request, unread = _unpacked(body) if body else (None, "")
     if worker:
         running = await queue.running([worker], _LINES_SHOWN)

@@ -55,7 +55,7 @@ async def gateway(settings: Settings, scripted: Scripted, tmp_path: Path) -> Asy
         yield made
     await queue.set_paused("tenant", "carol", paused=False)
     await queue.set_weight("alice", None)
-    await queue.call(lambda connection: connection.delete(queue.keys.scaler))
+    await queue.call(lambda connection: connection.delete(queue.keys.of("scaler")))
     await queue.close()
 
 
@@ -269,7 +269,7 @@ async def test_hostile_names_in_every_place_are_inert(
             f"{keys.tag}:paused": {f"{kind}:{name}": 1 for name in names for kind in "te"},
             f"{keys.tag}:stats": {f"f:{name}:{name}": 5 for name in names},
             f"{keys.tag}:environments": dict.fromkeys(names, 1),
-            keys.scaler: {
+            keys.of("scaler"): {
                 name: msgspec.json.encode(DecisionRecord(time.time(), 1, 1, name, name, name))
                 for name in names
             },
@@ -279,8 +279,8 @@ async def test_hostile_names_in_every_place_are_inert(
                 kind = connection.type(key)
                 if kind in (b"hash", b"none"):
                     connection.hset(key, mapping=fields)
-            connection.zadd(keys.workers, dict.fromkeys(names, time.time() * 1000 + 60_000))
-            connection.zadd(keys.dead, dict.fromkeys(names, 1))
+            connection.zadd(keys.of("workers"), dict.fromkeys(names, time.time() * 1000 + 60_000))
+            connection.zadd(keys.of("dead"), dict.fromkeys(names, 1))
             async with logged_in(gateway, tmp_path) as browser:
                 page = browser.page
                 dialogs: list[str] = []
@@ -309,8 +309,8 @@ async def test_hostile_names_in_every_place_are_inert(
             for key, fields in forged.items():
                 if connection.type(key) == b"hash":
                     connection.hdel(key, *fields)
-            connection.zrem(keys.workers, *names)
-            connection.zrem(keys.dead, *names)
+            connection.zrem(keys.of("workers"), *names)
+            connection.zrem(keys.of("dead"), *names)
             for pattern in (f"rq:*{board.queue.name}*", f"*{id_}*"):
                 for name in connection.scan_iter(pattern):
                     connection.delete(name)

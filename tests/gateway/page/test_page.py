@@ -490,14 +490,14 @@ async def test_hostile_names_in_redis_are_shown_and_are_nothing_else(
     keys = Keys(settings.prefix)
     name = "<img src=x onerror=alert(1)>\u202e\r\nevent: summary\r\ndata: gone\"'"
     with redis.Redis.from_url(settings.url) as connection:
-        connection.zadd(keys.workers, {name: time.time() * 1000 + 60_000})
+        connection.zadd(keys.of("workers"), {name: time.time() * 1000 + 60_000})
         connection.hset(f"{keys.tag}:info", name, b"\xc1 no msgpack")
         connection.hset(f"{keys.tag}:paused", f"t:{name}", 1)
         connection.hset(
-            keys.scaler, name, b'{"at": 9e9, "target": 1, "order": 1, "reason": "<b>", '
+            keys.of("scaler"), name, b'{"at": 9e9, "target": 1, "order": 1, "reason": "<b>", '
         )
         connection.hset(f"{keys.tag}:stats", f"f:{name}:<b>", 5)
-        connection.zadd(keys.dead, {name: 1})
+        connection.zadd(keys.of("dead"), {name: 1})
         page = await shown(gateway, {})
         assert "&lt;img" in page
         for markup in ("<img src=x", "<b>5", "\u202e", "\r"):
@@ -507,11 +507,11 @@ async def test_hostile_names_in_redis_are_shown_and_are_nothing_else(
                 assert not line.startswith(("data: gone", "event: summary<"))
                 if line == "event: scaler":
                     break
-        connection.zrem(keys.workers, name)
+        connection.zrem(keys.of("workers"), name)
         connection.hdel(f"{keys.tag}:info", name)
         connection.hdel(f"{keys.tag}:paused", f"t:{name}")
-        connection.hdel(keys.scaler, name)
-        connection.zrem(keys.dead, name)
+        connection.hdel(keys.of("scaler"), name)
+        connection.zrem(keys.of("dead"), name)
 
 
 async def events_of(gateway: Gateway, headers: dict[str, str], told: list[str]) -> None:
@@ -584,7 +584,7 @@ async def test_the_day_is_shown_when_all_workers_are_gone(settings: Settings) ->
         assert max(day) > 10_000
         assert "more come per second" in page
     with redis.Redis.from_url(settings.url) as connection:
-        connection.delete(Keys(settings.prefix).scaler)
+        connection.delete(Keys(settings.prefix).of("scaler"))
 
 
 async def test_a_queue_out_of_reach_is_said_without_where_it_is(one: Server) -> None:
