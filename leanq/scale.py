@@ -114,17 +114,16 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The statistics of one decision, as later ones need them."""
+    """The statistics of one decision.
 
-    time_s: float
-    submitted: int
-    finished: int
-    busy_s: float
-    busy_slots: int
-    ready: int
-    held: int
-    worked_s: float  # slot seconds since the first sample, also of unfinished requests
-    unfinished_s: float  # the part of worked_s that no finished request accounts for
+    Attributes:
+        worked_s: slot seconds since the first sample, also of unfinished requests.
+        unfinished_s: the part of them that no finished request accounts for.
+    """
+
+    stats: Stats
+    worked_s: float = 0.0
+    unfinished_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +145,12 @@ class Memory:
     @property
     def known_s(self) -> float:
         """The time between the first sample and the last."""
-        return self.samples[-1].time_s - self.samples[0].time_s if self.samples else 0.0
+        return self.samples[-1].stats.time_s - self.samples[0].stats.time_s if self.samples else 0.0
 
     def since(self, seconds: float) -> Sample:
         """Returns the oldest sample of the past ``seconds``."""
-        least = self.samples[-1].time_s - seconds
-        return next(sample for sample in self.samples if sample.time_s >= least)
+        least = self.samples[-1].stats.time_s - seconds
+        return next(sample for sample in self.samples if sample.stats.time_s >= least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ _GAP_S = 60.0
 def learned(stats: Stats, memory: Memory) -> Memory:
     """Returns the memory with these statistics added."""
     samples, enough = memory.samples, memory.enough
-    last = samples[-1] if samples else None
+    last = samples[-1].stats if samples else None
     # Start afresh if a failover lost the last writes, or another server has another clock:
     # differences across that mean nothing.
     if last and (
@@ -181,38 +180,29 @@ def learned(stats: Stats, memory: Memory) -> Memory:
         or stats.finished < last.finished
         or stats.busy_s < last.busy_s
     ):
-        last, samples, enough = None, (), ()
-    worked_s = unfinished_s = 0.0
-    if last:
-        # Finished work is known exactly, but late: a fleet with long requests would look idle until
-        # the first one ends. So slots that are busy now and were before count as well. They do not
-        # count after a long gap, since workers wait while their server is gone.
-        span_s = stats.time_s - last.time_s
-        seen_s = min(last.busy_slots, stats.busy_slots) * span_s if span_s <= _GAP_S else 0.0
-        finished_s = stats.busy_s - last.busy_s
-        step_s = max(seen_s, finished_s - last.unfinished_s)
-        worked_s = last.worked_s + step_s
-        # The begun work of vanished workers never finishes, and must not add up.
-        most_s = stats.busy_slots * LONG_S
-        unfinished_s = min(max(0.0, last.unfinished_s + step_s - finished_s), most_s)
-    now = Sample(
-        stats.time_s,
-        stats.submitted,
-        stats.finished,
-        stats.busy_s,
-        stats.busy_slots,
-        stats.ready,
-        stats.held,
-        worked_s,
-        unfinished_s,
-    )
-    samples = (*(s for s in samples if s.time_s >= stats.time_s - LONG_S), now)
-    finished = now.finished - samples[0].finished
+        samples, enough = (), ()
+    now = _sampled(stats, samples[-1]) if samples else Sample(stats)
+    samples = (*(s for s in samples if s.stats.time_s >= stats.time_s - LONG_S), now)
+    finished = stats.finished - samples[0].stats.finished
     work_s = memory.work_s
     if finished >= LEARNED_REQUESTS:
         work_s = (now.worked_s - samples[0].worked_s) / finished
     starts = (*memory.starts_s, *stats.started_s)[-_STARTS_KEPT:]
     return replace(memory, samples=samples, starts_s=starts, work_s=work_s, enough=enough)
+
+
+def _sampled(stats: Stats, last: Sample) -> Sample:
+    # Finished work is known exactly, but late: a fleet with long requests would look idle until the
+    # first one ends. So slots that are busy now and were before count as well. They do not count
+    # after a long gap, since workers wait while their server is gone.
+    span_s = stats.time_s - last.stats.time_s
+    seen_s = min(last.stats.busy_slots, stats.busy_slots) * span_s if span_s <= _GAP_S else 0.0
+    finished_s = stats.busy_s - last.stats.busy_s
+    step_s = max(seen_s, finished_s - last.unfinished_s)
+    # The begun work of vanished workers never finishes, and must not add up.
+    most_s = stats.busy_slots * LONG_S
+    unfinished_s = min(max(0.0, last.unfinished_s + step_s - finished_s), most_s)
+    return Sample(stats, last.worked_s + step_s, unfinished_s)
 
 
 _SHORT_S = 120.0
@@ -307,7 +297,7 @@ def _work(stats: Stats, settings: ScaleSettings, memory: Memory) -> tuple[float,
 
     def averaged(window_s: float) -> tuple[float, float]:
         first = memory.since(window_s)
-        weight = now.finished - first.finished + _PRIOR_REQUESTS
+        weight = now.stats.finished - first.stats.finished + _PRIOR_REQUESTS
         average_s = (now.worked_s - first.worked_s + _PRIOR_REQUESTS * believed_s) / weight
         return average_s, average_s * weight / (weight + math.sqrt(weight))
 
@@ -322,11 +312,12 @@ def _rate(samples: Sequence[Sample]) -> float:
     if len(latest) <= _RATE_WINDOWS_LEAST:
         return 0.0
     return statistics.median(
-        _came(before, after) / (after.time_s - before.time_s) for before, after in pairwise(latest)
+        _came(before, after) / (after.time_s - before.time_s)
+        for before, after in pairwise(sample.stats for sample in latest)
     )
 
 
-def _came(before: Sample, after: Sample) -> int:
+def _came(before: Stats, after: Stats) -> int:
     """Returns how many requests came, without those that operators hold back: no worker may start
     them."""
     submitted = after.submitted - before.submitted

@@ -107,10 +107,11 @@ def by_reference(stats: Stats, memory: Memory, most: int) -> tuple[int, Memory]:
     if stats.age_s > _STALE_S:
         return min(max(stats.order, 1), most), memory
     memory = learned(stats, memory)
-    first = memory.since(_MINUTE_S)
+    first = memory.since(_MINUTE_S).stats
     span_s = stats.time_s - first.time_s
     rate = (stats.finished - first.finished) * _MINUTE_S / span_s if span_s else 0.0
-    workers = statistics.fmean(s.ready for s in memory.samples if s.time_s >= first.time_s)
+    past = (sample.stats for sample in memory.samples)
+    workers = statistics.fmean(each.ready for each in past if each.time_s >= first.time_s)
     if not stats.queued or stats.queued < rate:
         wanted = 1
     elif not rate or not workers:

@@ -12,11 +12,10 @@ import click
 from leanq.commands import options
 from leanq.commands.common import on_queues
 from leanq.errors import InvalidRequestError, WireError
-from leanq.fleet.dead_letters import send_again
 from leanq.fleet.shown import printable, table
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
-from leanq.queue.operator_queue import OperatorQueue
+from leanq.queue.operator_queue import OperatorQueue, send_again
 from leanq.queue.results import DeadLetter
 
 

@@ -9,10 +9,9 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
-from leanq.queue.reaper import reap_all
 from leanq.queue.settings import Settings
 from leanq.queue.shard import Shard
-from leanq.queue.worker_queue import WorkerQueue
+from leanq.queue.worker_queue import WorkerQueue, reap_all
 
 
 @click.command()

@@ -25,10 +25,9 @@ from leanq.consumer.membership import Membership
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
-from leanq.queue.reaper import reap
 from leanq.queue.results import Claimed, Renewed, Settlement, Stop, Times
 from leanq.queue.shard import Shard, backoff_s, new_token
-from leanq.queue.worker_queue import WorkerQueue
+from leanq.queue.worker_queue import WorkerQueue, reap
 
 log = logging.getLogger("leanq.worker")
 

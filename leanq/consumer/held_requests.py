@@ -23,10 +23,9 @@ from leanq.fleet import logging as logs
 from leanq.fleet.tracing import tracer
 from leanq.lean.driver import Driver
 from leanq.queue import wire
-from leanq.queue.accounts import Use
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Reply, Spent, content_of
-from leanq.queue.results import Job, Returning, Settlement, times_of
+from leanq.queue.results import Job, Returning, Settlement, Use, times_of
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 
 log = logging.getLogger("leanq.worker")

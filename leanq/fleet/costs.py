@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
-from leanq.queue.accounts import Use
 from leanq.queue.operator_queue import every_queue
+from leanq.queue.results import Use
 from leanq.queue.settings import Settings
 
 DAY_S = 86_400

@@ -11,10 +11,8 @@ In the order in which to read them::
     lua/            the scripts: a file each, and the parts that they share
     scripts.py      the arguments of each script, and how its text is put together
     results.py      the values that go into the transitions and come out of them
-    accounts.py     what runs cost, as Redis keeps it by the day
     wire.py         requests and replies as msgpack
     connection.py   a connection to the server, on which calls take turns
-    reaper.py       requeues the requests of workers whose lease has expired
     metrics.py      every metric, named once
     settings.py     every setting, declared once
     tasks.py        work that a cancellation must not cut short

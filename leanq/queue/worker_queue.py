@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import Any, cast
 from msgspec import structs
 
 from leanq.errors import UsageError
-from leanq.queue.accounts import Use
 from leanq.queue.results import (
     Claimed,
     EndGroup,
@@ -21,6 +21,7 @@ from leanq.queue.results import (
     Settlement,
     Stop,
     Times,
+    Use,
     Wakeup,
     end_of,
     read_claimed,
@@ -320,3 +321,33 @@ class WorkerQueue:
     async def notify(self, environment: str) -> None:
         """Passes a wake-up's token on to the next idle worker."""
         await self.shard.run("notify", environment=environment)
+
+
+async def reap(queue: WorkerQueue) -> Reaped:
+    """Reaps until no lease is overdue or an expiry grace period begins; returns the totals.
+
+    Raises UnavailableError.
+    """
+    requeued = poisoned = 0
+    while (step := await queue.reap()).more:
+        requeued += step.requeued
+        poisoned += step.poisoned
+    return Reaped(requeued, poisoned, more=False, expiry_grace_s=step.expiry_grace_s)
+
+
+async def reap_all(queues: Sequence[WorkerQueue], *, through_expiry_grace: bool) -> Reaped:
+    """Reaps all shards; ``through_expiry_grace`` also waits for grace periods to end.
+
+    Raises UnavailableError.
+    """
+    requeued = poisoned = 0
+    while True:
+        parts = await asyncio.gather(*(reap(queue) for queue in queues))
+        requeued += sum(part.requeued for part in parts)
+        poisoned += sum(part.poisoned for part in parts)
+        expiry_grace_s = max(part.expiry_grace_s for part in parts)
+        if not (expiry_grace_s and through_expiry_grace):
+            return Reaped(requeued, poisoned, more=False)
+        # Wait half of it: if no other process is heard, a silence as long as all of it would begin
+        # another grace period.
+        await asyncio.sleep(expiry_grace_s / 2 + 0.01)

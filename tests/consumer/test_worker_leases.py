@@ -27,9 +27,9 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
-from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
+from leanq.queue.worker_queue import reap
 from leanq.worker import Worker
 
 # Answers lost on the wire

@@ -23,9 +23,9 @@ from leanq.fleet.costs import Cost, Costs, costs, costs_of
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import Environment
 from leanq.producer.request_builder import RequestBuilder
-from leanq.queue.accounts import Use, read_account
 from leanq.queue.operator_queue import every_queue
 from leanq.queue.requests import Reply, Request
+from leanq.queue.results import Use, read_account
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_request, unpack_request
 

@@ -13,11 +13,11 @@ from support.terminals import Terminal
 
 from leanq.client import LeanQClient
 from leanq.fleet.timeline import LOST, Timeline, find, of_reply
-from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply, Spent
 from leanq.queue.results import Job, Settlement
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, unpack_reply
+from leanq.queue.worker_queue import reap
 
 KEPT_MS = 3_600_000
 LATER_MS = 10**12

@@ -33,12 +33,12 @@ from leanq.producer.shard_router import ShardRouter
 from leanq.queue import keys
 from leanq.queue.keys import new_request_id
 from leanq.queue.operator_queue import look
-from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
 from leanq.queue.results import Aliased, Became, Settlement, merged
 from leanq.queue.scripts import SCRIPTS, library_of, script_text
 from leanq.queue.shard import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
+from leanq.queue.worker_queue import reap
 from leanq.states import Packed, RedisStates
 from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_entry import ReplayBounds, ReplayEntry

@@ -13,8 +13,8 @@ from support.terminals import Terminal
 
 import leanq.queue.shard
 from leanq.client import LeanQClient
-from leanq.fleet.dead_letters import send_again
 from leanq.queue.keys import retry_request_id
+from leanq.queue.operator_queue import send_again
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.results import DeadLetter, Job, Reaped, Settlement
 from leanq.queue.scripts import LARGE_BYTES

@@ -17,7 +17,7 @@ from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import QueueFullError, RequestError, UnavailableError
-from leanq.fleet.dead_letters import send_again
+from leanq.queue.operator_queue import send_again
 from leanq.queue.requests import Reply
 from leanq.queue.results import Became, Job, Settlement
 from leanq.queue.scripts import LARGE_BYTES

@@ -12,8 +12,8 @@ from support.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
 from leanq.fleet.stats import environments_of
-from leanq.queue.reaper import reap
 from leanq.queue.settings import Settings
+from leanq.queue.worker_queue import reap
 
 
 async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:

@@ -21,9 +21,9 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
-from leanq.queue.reaper import reap, reap_all
 from leanq.queue.results import Reaped
 from leanq.queue.settings import Settings
+from leanq.queue.worker_queue import reap, reap_all
 
 NOTHING = Reaped(0, 0, more=False)
 

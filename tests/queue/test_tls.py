@@ -20,8 +20,8 @@ from leanq.client import AsyncLeanQClient
 from leanq.commands.doctor import server_findings
 from leanq.errors import UnavailableError
 from leanq.queue.operator_queue import look
-from leanq.queue.reaper import reap
 from leanq.queue.settings import Settings
+from leanq.queue.worker_queue import reap
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from leanq.errors import InvalidRequestError, UsageError
-from leanq.fleet.dead_letters import send_again
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.viewers import Viewer
 from leanq.queue.keys import shard_of
-from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue
+from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue, send_again
 from leanq.queue.results import DeadLetter
 from leanq.queue.settings import check_name
 
