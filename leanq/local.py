@@ -139,12 +139,7 @@ class Pool(FutureClient):
 
 
 class LocalRoute:
-    """The route to drivers in this process.
-
-    Args:
-        drivers: one for each environment.
-        slots: requests at a time.
-    """
+    """The route to drivers in this process, with so many requests at a time."""
 
     def __init__(self, drivers: Sequence[Driver], slots: int) -> None:
         self._drivers = {driver.environment: driver for driver in drivers}
@@ -156,7 +151,6 @@ class LocalRoute:
         self._withdrawn: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Opens the drivers; raises WorkerError if one cannot serve here."""
         try:
             for driver in self._drivers.values():
                 await driver.open(self._states)
@@ -165,17 +159,14 @@ class LocalRoute:
             raise
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Runs a request once it has a slot."""
         task = asyncio.get_running_loop().create_task(self._serve(prepared, waiter))
         self._tasks[waiter] = task
         task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Ends with LostError: no request was submitted before."""
         waiter.ended(LostError(f"a pool does not know the request {request_id}"))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Stops a request; returns False if it has already ended."""
         task = self._tasks.pop(waiter, None)
         if task is None or not task.cancel():
             return False
@@ -184,7 +175,6 @@ class LocalRoute:
         return True
 
     async def close(self, *, withdraw: bool) -> None:
-        """Stops all requests, and closes the drivers."""
         outstanding = dict(self._tasks)
         for task in outstanding.values():
             task.cancel()
@@ -394,7 +384,6 @@ class EmbeddedServer:
         return (said.decode(errors="replace").strip() or "it says nothing").split("\n")[-1]
 
     def close(self) -> None:
-        """Ends the server and removes its folder."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -43,17 +43,12 @@ class Worker:
     Attributes:
         id: its name in the fleet, never used again.
         joined: set once its drivers can answer and the fleet knows it.
-        drivers: the driver of each environment.
-        slot_pool: its slots.
-        consumers: its consumer of each shard.
 
     Args:
-        settings: the queue's settings.
         drivers: one for each environment that it offers.
         slots: requests at a time.
         grace_s: seconds from :meth:`stop` to the end, unless the call names others.
         shards: its connections to the shards, in order; its own unless given.
-        timings: how long it waits for what.
 
     Raises (from :meth:`run`):
         UsageError: living workers serve the queue with another number of shards, or lease.
@@ -110,12 +105,10 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        """Returns how many requests it runs at a time."""
         return self.slot_pool.slots.count
 
     @property
     def busy(self) -> int:
-        """Returns how many run now."""
         return self.slot_pool.slots.taken
 
     @property

@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 
 
 class AttemptTrace:
-    """An attempt whose trace is sampled, from its run to its settlement.
-
-    Attributes:
-        traceparent: the trace context of the attempt.
-    """
+    """An attempt whose trace is sampled, from its run to its settlement."""
 
     def __init__(self, tracer: Tracer, job: Job, parent: str, span: Span) -> None:
-        """Use :meth:`begin`."""
         self.traceparent = traceparent_of(span)
         self._tracer, self._job, self._parent, self._span = tracer, job, parent, span
 

@@ -58,13 +58,7 @@ _AFTER_NOTICE = {
 
 
 class ClaimState:
-    """The state of one consumer; a new one has a claim due.
-
-    Attributes:
-        demand: whether a claim is due.
-        listening: whether the listener waits for the environments' wake-ups.
-        in_doubt: whether to reconcile with the server.
-    """
+    """The state of one consumer; a new one has a claim due."""
 
     def __init__(self) -> None:
         self.demand = Demand.DUE
@@ -73,7 +67,6 @@ class ClaimState:
 
     @property
     def claim_is_due(self) -> bool:
-        """Returns whether to send a claim as soon as there are free slots."""
         return self.demand in (Demand.DUE, Demand.BACKLOG)
 
     @property

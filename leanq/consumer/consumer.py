@@ -61,19 +61,8 @@ class Consumer:
     """Keeps the worker's slots filled from one shard, and closes ``shard`` in the end.
 
     Attributes:
-        membership: enters the fleet.
-        state: whether a claim is due.
-        requests: the requests of this shard that the worker holds.
         idle_factor: how many times longer the worker's lease is while it holds nothing.
         away_since_s: the monotonic time since which the server has not answered, or infinity.
-
-    Args:
-        worker: the worker's id.
-        shard: closed in the end.
-        drivers: the driver of each environment.
-        slot_pool: the worker's slots, which all its consumers share.
-        info: what the worker says of itself.
-        timings: how long it waits for what.
     """
 
     def __init__(
@@ -133,7 +122,6 @@ class Consumer:
             log.warning("left without giving %d requests back: %r", held, error)
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._shard.close()
 
     def _request_ended(self) -> None:

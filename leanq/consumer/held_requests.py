@@ -59,9 +59,6 @@ class HeldRequests:
         used: what runs have cost that no heartbeat has told yet.
 
     Args:
-        worker: the worker's id, which stands in every reply.
-        drivers: the driver of each environment.
-        slot_pool: the slots in which they run.
         notify: called when a request has ended.
         claimed_ahead_wait_s: how long a request may wait for a slot.
         kept_ms: the time-to-live of its replies.
@@ -106,7 +103,6 @@ class HeldRequests:
 
     @property
     def has_results(self) -> bool:
-        """Returns whether there are results to settle."""
         return bool(self._results)
 
     def start(self, job: Job) -> None:

@@ -20,14 +20,8 @@ log = logging.getLogger("leanq.worker")
 class Membership:
     """Registers a worker in one shard, and again if the shard forgets it or an environment changes.
 
-    Attributes:
-        may_be_known: whether the shard may know the worker, even if its answer was lost.
-
-    Args:
-        worker: the worker's id.
-        queue: the shard.
-        drivers: the driver of each environment.
-        info: what the worker says of itself.
+    ``info``: what the worker says of itself. ``may_be_known``: whether the shard may know the
+    worker, even if its answer was lost.
     """
 
     def __init__(

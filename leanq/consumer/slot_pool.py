@@ -34,11 +34,9 @@ class SlotCounter:
     """Counts slots and the requests in them.
 
     Attributes:
-        count: how many slots there are.
-        taken: requests that run.
+        taken, isolated: requests that run, and those of them that let nothing run beside them.
         waiting: requests that were claimed ahead and wait for a slot.
         reserved: slots that a claim under way may fill.
-        isolated: requests that run and let nothing run beside them.
         idle_since_s: the monotonic time at which the last request ended.
     """
 
@@ -49,16 +47,13 @@ class SlotCounter:
 
     @property
     def free(self) -> int:
-        """Returns the number of slots in which nothing runs."""
         return self.count - self.taken
 
     def take(self, *, isolated: bool) -> None:
-        """Counts a request that begins to run."""
         self.taken += 1
         self.isolated += isolated
 
     def give(self, *, isolated: bool) -> None:
-        """Counts a request that has ended."""
         self.taken -= 1
         self.isolated -= isolated
         self.idle_since_s = time.monotonic()
@@ -103,7 +98,6 @@ class Average:
         self.value_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Takes one more duration into account."""
         if self.value_s:
             self.value_s += _NEWEST_WEIGHT * (seconds - self.value_s)
         else:
@@ -117,10 +111,6 @@ class CircuitBreaker:
         paused_until_s: the time by ``clock`` before which nothing is claimed.
         quarantined: nothing is claimed until Lean is known to work here again.
         fault: the last of several failures in a row, after which the worker should end.
-
-    Args:
-        pause_s: seconds without claims after a failure.
-        clock: the time in seconds.
     """
 
     def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:
@@ -133,19 +123,15 @@ class CircuitBreaker:
 
     @property
     def closed(self) -> bool:
-        """Returns whether requests may be claimed."""
         return not self.quarantined and self._clock() >= self.paused_until_s
 
     def pause(self, seconds: float) -> None:
-        """Claims nothing for ``seconds``."""
         self.paused_until_s = self._clock() + seconds
 
     def succeeded(self) -> None:
-        """Notes that the machine has done its part."""
         self._failures = 0
 
     def failed(self, error: WorkerError) -> None:
-        """Notes a failure of the machine, and pauses."""
         self._failures += 1
         self.pause(self._pause_s)
         if self._failures >= _FAILURES_IN_A_ROW:
@@ -164,17 +150,11 @@ class SlotPool:
     A consumer with much to claim leaves a part of the free slots to those that wait for their turn.
 
     Attributes:
-        slots: counts what fills the slots.
-        breaker: stops claims after failures.
         run_time, call_time: how long a request and a call to the server take on average.
         draining: nothing is claimed any more.
         emptying: all requests should end, so that a quarantined one can run isolated.
 
-    Args:
-        count: requests at a time.
-        changed: called when more may be claimed than before.
-        pause_after_failure_s: seconds without claims after a failure of this machine.
-        clock: the time in seconds.
+    ``changed`` is called when more may be claimed than before.
     """
 
     def __init__(

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from leanq.queue import wire
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Reply
@@ -67,21 +69,10 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it in values that JSON has."""
-        attempts = [
-            {
-                "worker": attempt.worker,
-                "end": attempt.end,
-                "phases_ms": {name: round(ms, 3) for name, ms in attempt.phases_ms.items()},
-            }
-            for attempt in self.attempts
-        ]
-        return {
-            "request_id": self.request_id,
-            "submitted_s": self.submitted_s,
-            "end": self.end,
-            "total_ms": round(self.total_ms, 3),
-            "attempts": attempts,
-        }
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        for attempt in found["attempts"]:
+            attempt["phases_ms"] = {k: round(ms, 3) for k, ms in attempt["phases_ms"].items()}
+        return {**found, "total_ms": round(self.total_ms, 3)}
 
 
 async def find(queue: OperatorQueue, request_id: str) -> Timeline | None:

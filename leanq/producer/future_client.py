@@ -29,11 +29,7 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs an event loop in a thread of its own; belongs to the process that made it.
-
-    Args:
-        name: the thread's name.
-    """
+    """Runs an event loop in a thread of its own; belongs to the process that made it."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -212,10 +208,7 @@ class FutureClient(Maps):
 
     After ``os.fork()`` the child goes on with a thread and a route of its own.
 
-    Args:
-        builder: prepares the requests.
-        new_route: makes the route, in the thread's event loop.
-        kind: what users call it, for messages.
+    ``new_route`` is called in the thread's event loop. ``kind``: what users call it, for messages.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -20,21 +21,17 @@ from typing import Any
 
 import httpx2
 
+from leanq import errors
 from leanq.errors import (
     ClosedError,
-    ConflictError,
     InvalidRequestError,
     LeanQError,
     LostError,
     NotPermittedError,
-    NoWorkerError,
+    QueueError,
     QueueFullError,
-    RecipeError,
     RequestError,
-    TooLargeError,
     UnavailableError,
-    UnknownEnvironmentError,
-    UnknownStateError,
     UsageError,
 )
 from leanq.producer.destination import Gateway
@@ -99,12 +96,7 @@ class GatewayRoute:
         self._rng = random.Random()
 
     async def open(self) -> None:
-        """Opens the route.
-
-        Raises:
-            UnavailableError: no gateway answers.
-            UsageError: the gateway refuses the key.
-        """
+        """Opens the route; raises UnavailableError, and UsageError if the key is refused."""
         try:
             # No request has this id: the gateway must only answer that.
             with contextlib.suppress(LostError):
@@ -318,21 +310,14 @@ _PARTS: Mapping[str, type[Message | Sorry | Theorem | Failure]] = {
     "theorems": Theorem,
     "failed": Failure,
 }
+# As the gateway names them; those that need more than a text are made below.
 _KINDS: Mapping[str, type[LeanQError]] = {
-    "closed": ClosedError,
-    "conflict": ConflictError,
-    "invalid-request": InvalidRequestError,
-    "lost": LostError,
-    "malformed": InvalidRequestError,
-    "no-worker": NoWorkerError,
-    "recipe": RecipeError,
-    "request": RequestError,
-    "too-large": TooLargeError,
-    "unavailable": UnavailableError,
-    "unknown-environment": UnknownEnvironmentError,
-    "unknown-state": UnknownStateError,
-    "usage": UsageError,
-}
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name.removesuffix("Error")).lower(): kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type)
+    and issubclass(kind, UsageError | QueueError | ClosedError | RequestError)
+    and not issubclass(kind, NotPermittedError | QueueFullError)
+} | {"malformed": InvalidRequestError}
 
 
 def problem_in(answer: httpx2.Response) -> LeanQError:

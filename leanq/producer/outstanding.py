@@ -29,7 +29,6 @@ class Outstanding(Struct, eq=False):
 
     Attributes:
         submission: the request; None if only its request id is known.
-        waiter: waits for its end.
         silence_s: how long to wait for a reply before asking the server for it.
         ask_at_s: when to ask; 0 until the request is sent.
         expires_at_s: when its deadline has passed.
@@ -69,11 +68,8 @@ _E = TypeVar("_E", bound=_Entry)
 class Awaited(dict[str, _E]):
     """Requests by request id. It tells each one's waiter once how it ended.
 
-    Args:
-        on_idle: called when the last request has left.
-
-    Attributes:
-        over: makes the error that ends each request, once requests are refused; else None.
+    ``on_idle``: called when the last request has left. ``over``: makes the error that ends each
+    request, once requests are refused; else None.
     """
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
@@ -94,7 +90,6 @@ class Awaited(dict[str, _E]):
         return True
 
     def end(self, request_id: str, end: Reply | LeanQError) -> None:
-        """Ends a request, if it is outstanding."""
         if entry := self.pop(request_id, None):
             entry.waiter.ended(end)
             if not self:
@@ -128,9 +123,7 @@ class Awaited(dict[str, _E]):
 class OutstandingRequests(Awaited[Outstanding]):
     """The outstanding requests of one shard's client.
 
-    Args:
-        remembers: whether replies may be remembered verdicts.
-        on_idle: called when the last request has left.
+    ``remembers``: whether replies may be remembered verdicts.
     """
 
     def __init__(self, *, remembers: bool, on_idle: Callable[[], None]) -> None:
@@ -139,7 +132,6 @@ class OutstandingRequests(Awaited[Outstanding]):
         self._environments_answered: set[str] = set()
 
     def acknowledge(self, entry: Outstanding) -> None:
-        """Notes that the server has taken a request in."""
         entry.known = True
         # The request may have been withdrawn meanwhile, and its waiter may wait elsewhere.
         if self.holds(entry):

@@ -67,10 +67,6 @@ class RecordingRoute:
     """A route that records each check, verification and step that ends with a reply.
 
     It does not record attached requests: only the client that sent one knows its text.
-
-    Args:
-        route: where the requests go.
-        folder: where the journal is written.
     """
 
     def __init__(self, route: Route, folder: Path) -> None:
@@ -79,24 +75,19 @@ class RecordingRoute:
         self._recording: dict[Waiter, _Recording] = {}
 
     async def open(self) -> None:
-        """Opens the route, as :meth:`Route.open`."""
         await self.route.open()
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits and records a request, as :meth:`Route.send`."""
         recording = self._recording[waiter] = _Recording(self, prepared, waiter)
         self.route.send(prepared, recording)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Waits for a request, as :meth:`Route.attach`; does not record it."""
         self.route.attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request, as :meth:`Route.cancel`."""
         return self.route.cancel(request_id, self._recording.pop(waiter, waiter))
 
     async def close(self, *, withdraw: bool) -> None:
-        """Closes the route, as :meth:`Route.close`, and the journal."""
         await self.route.close(withdraw=withdraw)
         self._journal.close()
 
@@ -178,14 +169,12 @@ class Journal:
         self._end_bytes += len(line)
 
     def close(self) -> None:
-        """Closes the journal; a second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
 
 
 def pack(record: Recorded) -> bytes:
-    """Returns the record as a line of a journal."""
     try:
         text = msgspec.json.encode(record)
     except UnicodeEncodeError:

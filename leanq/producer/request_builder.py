@@ -151,10 +151,8 @@ class PreparedRequest(Struct, Generic[_T], frozen=True):
     """A request to send, and the meaning of its reply to the caller.
 
     Attributes:
-        request: the request itself.
         submission: the request as it goes into a queue; its environment is empty if that of
             the request's state is not known yet.
-        read: turns the reply into the operation's result.
         labels: the caller's labels, as JSON.
     """
 
@@ -169,11 +167,8 @@ class RequestBuilder:
 
     Every method raises UsageError for malformed arguments.
 
-    Args:
-        settings: the queue's settings.
-        tenant: the tenant of requests whose options name none.
-        seals: whether they go to a gateway, which seals ids of states and derives the tenant from
-            the key.
+    ``tenant``: that of requests whose options name none. ``seals``: whether they go to a gateway,
+    which seals ids of states and derives the tenant from the key.
     """
 
     def __init__(self, settings: Settings, tenant: str, *, seals: bool = False) -> None:
@@ -190,7 +185,6 @@ class RequestBuilder:
         self._fingerprints: dict[str, str] = {}
 
     def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
-        """Returns a check of ``code``."""
         return self.checks(options)(code)
 
     def checks(self, options: Check) -> Callable[[str], PreparedRequest[Reply]]:
@@ -250,7 +244,6 @@ class RequestBuilder:
         return shared
 
     def step(self, state: str, tactic: str, options: Check) -> PreparedRequest[Reply]:
-        """Returns a step that tries ``tactic`` on ``state``."""
         options = _checked(Check.__optional_keys__, options)
         state = self._state(state)
         tactic = arguments.text("the tactic", tactic)
@@ -265,14 +258,12 @@ class RequestBuilder:
         return self._prepared(known, request, options, read)
 
     def export(self, state: str, options: InEnvironment) -> PreparedRequest[bytes]:
-        """Returns the export of ``state``."""
         options = _checked(InEnvironment.__optional_keys__, options)
         state = self._state(state)
         known = self._whereabouts(state, options.get("env"))
         return self._prepared(known, Request("export", state=state), options, _payload)
 
     def import_(self, exported: bytes, options: InEnvironment) -> PreparedRequest[str]:
-        """Returns the import of an exported state."""
         options = _checked(InEnvironment.__optional_keys__, options)
         exported = arguments.data("the exported state", exported)
         # Reject damaged bytes here rather than send them.
@@ -291,7 +282,6 @@ class RequestBuilder:
     def echo(
         self, payload: bytes, delay_s: float, options: SubmitOptions
     ) -> PreparedRequest[bytes]:
-        """Returns an echo of ``payload``."""
         options = _checked(SubmitOptions.__optional_keys__, options)
         payload = arguments.data("the payload", payload)
         delay_s = arguments.number("delay_s", delay_s)

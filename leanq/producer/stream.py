@@ -50,13 +50,9 @@ _ENOUGH_RESULTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of one of many codes.
+    """The end of one of many codes: its reply, or the error why there is none.
 
-    Attributes:
-        index: its place in the input, from 0.
-        code: the code.
-        reply: the reply to it, or ``None``.
-        error: why there is no reply, or ``None``.
+    ``index``: its place in the input, from 0.
     """
 
     index: int
@@ -191,7 +187,6 @@ class _BatchWarning:
         self._logged = False
 
     def note(self, result: Result) -> None:
-        """Counts one more result."""
         self._ended += 1
         reason = (result.reply and result.reply.reason) or ""
         if result.reply and reason in _SAID:
@@ -280,7 +275,6 @@ class _Window:
         return result
 
     def withdraw(self) -> None:
-        """Withdraws all outstanding requests."""
         for _, withdraw in self._outstanding.values():
             withdraw()
 

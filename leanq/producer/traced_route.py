@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 class TracedRoute:
     """Makes the spans of a client around another route.
 
-    Args:
-        route: where the requests go.
-        tracer: makes the spans.
-        begins: whether requests without a caller's trace get one of their own.
+    ``begins``: whether requests without a caller's trace get one of their own.
     """
 
     def __init__(self, route: Route, tracer: Tracer, *, begins: bool) -> None:
@@ -34,11 +31,9 @@ class TracedRoute:
         self._traced: dict[Waiter, _Traced] = {}
 
     async def open(self) -> None:
-        """Opens the route, as :meth:`Route.open`."""
         await self.route.open()
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        """Submits a request, as :meth:`Route.send`."""
         request, submission, kinds = prepared.request, prepared.submission, self._tracer.kinds
         where, request_id = submission.environment, submission.request_id
         about: dict[str, str | int] = {
@@ -65,11 +60,9 @@ class TracedRoute:
         self.route.send(replace(prepared, request=request, submission=submission), traced)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
-        """Waits for a request, as :meth:`Route.attach`; its trace is its sender's."""
         self.route.attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request, as :meth:`Route.cancel`."""
         traced = self._traced.pop(waiter, None)
         if traced is None:
             return self.route.cancel(request_id, waiter)
@@ -79,7 +72,6 @@ class TracedRoute:
         return self.route.cancel(request_id, traced)
 
     async def close(self, *, withdraw: bool) -> None:
-        """Closes the route, as :meth:`Route.close`."""
         await self.route.close(withdraw=withdraw)
 
     def ended(self, traced: _Traced, end: Reply | LeanQError) -> None:

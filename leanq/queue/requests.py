@@ -7,7 +7,7 @@ every field's type checked (:mod:`leanq.queue.wire`). ``msgspec.structs.replace`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -507,31 +507,17 @@ def reward(verdict: Verdict | None) -> float:
     )
 
 
-def _profile_to_json(profile: Profile) -> dict[str, Any]:
-    rows = [{**asdict(each), "parts": dict(each.parts)} for each in profile.declarations]
-    return {**asdict(profile), "declarations": rows}
+def _to_json(value: Any) -> Any:
+    """Returns a value of a reply in values that JSON has; times in seconds to four digits."""
+    if isinstance(value, DeclarationTime):
+        return {**asdict(value), "parts": dict(value.parts)}
+    if isinstance(value, Struct):
+        return {name: _to_json(each) for name, each in asdict(value).items()}
+    if isinstance(value, tuple):
+        return [_to_json(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
-_TO_JSON: Mapping[str, Callable[[Reply], Any]] = {
-    **{
-        name: attrgetter(name)
-        for name in (
-            *("request_id", "verdict", "reason", "kernel", "state", "fingerprint"),
-            *("attempts", "worker"),
-        )
-    },
-    "messages": lambda reply: [asdict(message) for message in reply.messages],
-    "sorries": lambda reply: [asdict(sorry) for sorry in reply.sorries],
-    "theorems": lambda reply: [asdict(theorem) for theorem in reply.theorems],
-    "failed": lambda reply: [asdict(failure) for failure in reply.failed],
-    "axioms": lambda reply: None if reply.axioms is None else list(reply.axioms),
-    "goals": lambda reply: list(reply.goals),
-    "profile": lambda reply: reply.profile and _profile_to_json(reply.profile),
-    "queued_s": lambda reply: round(reply.queued_s, 4),
-    "cpu_s": lambda reply: round(reply.cpu_s, 4),
-    "wall_s": lambda reply: round(reply.wall_s, 4),
-    "audit_s": lambda reply: round(reply.audit_s, 4),
-}
 CHECKED = (
     *("request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms", "kernel"),
     *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
@@ -545,4 +531,4 @@ STEPPED = ("verdict", "reason", "state", "goals", "messages")
 
 def reply_to_json(reply: Reply, fields: Iterable[str]) -> dict[str, Any]:
     """Returns these fields of a reply in this order, in values that JSON has."""
-    return {name: _TO_JSON[name](reply) for name in fields}
+    return {name: _to_json(getattr(reply, name)) for name in fields}
