@@ -132,7 +132,6 @@ class Memory:
 
     Attributes:
         samples: of the past ten minutes, oldest first.
-        starts_s: how long the latest workers took to become ready.
         work_s: slot seconds per request, once enough have finished.
         enough: when, and how many workers would have sufficed.
     """

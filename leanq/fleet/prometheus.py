@@ -42,7 +42,6 @@ from leanq.queue.metrics import (
     SCALER,
     WORKER,
     Kind,
-    Metric,
 )
 from leanq.queue.wire import info_of
 
@@ -98,24 +97,18 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
     for tenant, weight in seen.status.weights.items():
         yield "leanq_tenant_weight", (tenant,), weight
     yield "leanq_dead_letters", (), seen.status.dead
-    for name, counter in (
-        ("leanq_requests_reaped_total", "reaped"),
-        ("leanq_requests_released_total", "released"),
-        ("leanq_results_fenced_total", "fenced"),
-        ("leanq_requests_coalesced_total", "coalesced"),
-        ("leanq_requests_remembered_total", "remembered"),
-        ("leanq_warm_hits_total", "warm_hits"),
-        ("leanq_warm_misses_total", "warm_misses"),
-    ):
-        yield name, (), counters.get(counter, 0)
+    for name in ("reaped", "released", "coalesced", "remembered"):
+        yield f"leanq_requests_{name}_total", (), counters.get(name, 0)
+    yield "leanq_results_fenced_total", (), counters.get("fenced", 0)
+    for name in ("warm_hits", "warm_misses"):
+        yield f"leanq_{name}_total", (), counters.get(name, 0)
     yield "leanq_snapshot_bytes", (), tallies.get("snapshot_bytes", 0)
     yield "leanq_snapshot_evictions_total", (), tallies.get("snapshots_evicted", 0)
     for memory, row in seen.status.memories.items():
         yield "leanq_replay_entries", (memory,), row.entries
         yield "leanq_replay_bytes", (memory,), row.size_bytes
-        yield "leanq_replay_written_total", (memory,), row.written
-        yield "leanq_replay_evicted_total", (memory,), row.evicted
-        yield "leanq_replay_dropped_total", (memory,), row.dropped
+        for name in ("written", "evicted", "dropped"):
+            yield f"leanq_replay_{name}_total", (memory,), getattr(row, name)
     for shard, info in enumerate(seen.servers):
         for name, value in _server_values(info):
             yield name, (str(shard),), value
@@ -126,11 +119,8 @@ _SAVED = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite
 
 def _server_values(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yields a server's metrics and their values, from its INFO."""
-    replicas = [
-        each
-        for name, each in info.items()
-        if re.fullmatch(r"slave\d+", name) and isinstance(each, dict)
-    ]
+    named = (each for name, each in info.items() if re.fullmatch(r"slave\d+", name))
+    replicas = [each for each in named if isinstance(each, dict)]
     yield "leanq_redis_memory_bytes", info.get("used_memory", 0)
     yield "leanq_redis_memory_limit_bytes", info.get("maxmemory", 0)
     # Scripts run in the main thread, so its CPU is the limit.
@@ -155,7 +145,7 @@ def counted_samples() -> Iterator[Sample]:
 def exposition(samples: Iterable[Sample]) -> str:
     """Returns the samples in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(lambda: _families(samples)))
+    registry.register(_Collector(lambda: samples))
     return generate_latest(registry).decode()
 
 
@@ -167,10 +157,6 @@ class Page:
         read: returns the current samples; called in another thread, once for each scrape. The
             page adds ``process_*`` and the version.
         healthy: whether ``/healthz`` answers 200 rather than 503.
-        host: the address to listen on.
-
-    Attributes:
-        port: where it listens.
 
     Raises:
         UsageError: the port cannot be used.
@@ -186,7 +172,7 @@ class Page:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         build = ("leanq_build_info", (__version__,), 1)
-        registry.register(_Collector(lambda: _families([build, *read()])))
+        registry.register(_Collector(lambda: [build, *read()]))
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -255,34 +241,30 @@ class _Server6(_Server):
 
 
 class _Collector(Collector):
-    def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
         self._read = read
 
     def describe(self) -> list[Family]:
         # Nothing is read before the first scrape.
         return []
 
-    def collect(self) -> Iterator[Family]:
-        yield from self._read()
+    def collect(self) -> Iterable[Family]:
+        """Returns the samples in Prometheus' own types."""
+        families: dict[str, Family] = {}
+        for name, labels, value in self._read():
+            if name not in families:
+                metric = _KNOWN[name]
+                made = _FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
+                families[name] = made
+            _add(families[name], labels, value, EXEMPLARS.get((name, *labels)))
+        return families.values()
 
 
-def _families(samples: Iterable[Sample]) -> Iterable[Family]:
-    """Returns the samples in Prometheus' own types."""
-    families: dict[str, Family] = {}
-    for name, labels, value in samples:
-        if name not in families:
-            families[name] = _family(_KNOWN[name])
-        _add(families[name], labels, value, EXEMPLARS.get((name, *labels)))
-    return families.values()
-
-
-def _family(metric: Metric) -> Family:
-    kinds: dict[Kind, Callable[..., Family]] = {
-        "counter": CounterMetricFamily,
-        "gauge": GaugeMetricFamily,
-        "histogram": HistogramMetricFamily,
-    }
-    return kinds[metric.kind](metric.name, metric.text, labels=metric.labels)
+_FAMILIES: Mapping[Kind, Callable[..., Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 def _add(

@@ -79,7 +79,6 @@ class Address:
 
     @property
     def count(self) -> int:
-        """Returns the number of known hosts."""
         return 1 + len(self._others)
 
     @property
@@ -88,7 +87,6 @@ class Address:
         return without_password(self.url)
 
     def learn(self, addresses: Iterable[tuple[str, int]]) -> None:
-        """Adds nodes that the cluster names."""
         for host, port in addresses:
             url = self._at(host, port)
             if url != self.url and url not in self._others:

@@ -112,7 +112,6 @@ class Aliased(Struct, frozen=True):
     """A submission that was taken in by an alias.
 
     Attributes:
-        environment: the environment for which the alias stood.
         reply: its reply if it is there already, else empty.
     """
 
@@ -298,7 +297,6 @@ class DeadLetter:
 
     Attributes:
         submission: the request as it would be sent again.
-        worker: the last of the workers.
         died_s: when it ended, in seconds since 1970 by the server's clock.
         reply: the packed reply of a request on which kernels disagree.
     """

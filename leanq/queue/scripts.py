@@ -69,7 +69,6 @@ class Script:
 
     @property
     def names(self) -> set[str]:
-        """Returns the names of all arguments."""
         return {name for name, _ in _fields(self.scalars)} | set(self.rows or ())
 
     def values(self, arguments: Mapping[str, Any]) -> list[Any]:

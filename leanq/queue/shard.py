@@ -63,7 +63,6 @@ class Shard:
 
     @classmethod
     def each(cls, settings: Settings) -> list[Self]:
-        """Returns all shards of the queue."""
         return [cls(settings, shard) for shard in range(settings.shards)]
 
     @classmethod
@@ -178,7 +177,6 @@ class Shape:
 
     @classmethod
     def of(cls, settings: Settings) -> Shape:
-        """Returns the shape that a process with these settings expects."""
         return cls(settings.shards, settings.lease_s)
 
 

@@ -10,9 +10,10 @@ longer renews the Lease; clocks are never compared.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -61,7 +62,6 @@ class KubernetesTarget:
         hpa: a HorizontalPodAutoscaler's name, likewise; then its ``minReplicas`` is set instead.
         identity: this scaler's name, unlike any other's.
         lease_s: another scaler takes over after so many seconds without a renewal.
-        clock: seconds; only differences count.
 
     Raises:
         UsageError: no cluster is found, or a name has other ``{…}`` than ``{env}``.
@@ -219,26 +219,24 @@ class _ConflictError(TargetError):
 
 async def _asked(call: Awaitable[_T]) -> _T:
     """Returns the API server's answer; raises TargetError."""
-    try:
+    with _faults_as_target_errors():
         return await call
-    except ApiError as error:
-        raise _refusal(error) from None
-    except httpx.HTTPError as error:
-        raise TargetError(f"no answer from the API server: {error!r}") from None
-
-
-def _refusal(error: ApiError) -> TargetError:
-    kinds = {_NOT_FOUND: _MissingError, _CONFLICT: _ConflictError}
-    kind = kinds.get(error.status.code or 0, TargetError)
-    return kind(f"the API server refuses: {error.status.message}")
 
 
 async def _each(items: object) -> AsyncIterator[Pod]:
-    try:
+    with _faults_as_target_errors():
         async for item in items:  # type: ignore[attr-defined]
             yield item
+
+
+@contextlib.contextmanager
+def _faults_as_target_errors() -> Iterator[None]:
+    try:
+        yield
     except ApiError as error:
-        raise _refusal(error) from None
+        kinds = {_NOT_FOUND: _MissingError, _CONFLICT: _ConflictError}
+        kind = kinds.get(error.status.code or 0, TargetError)
+        raise kind(f"the API server refuses: {error.status.message}") from None
     except httpx.HTTPError as error:
         raise TargetError(f"no answer from the API server: {error!r}") from None
 

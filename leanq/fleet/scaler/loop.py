@@ -42,11 +42,8 @@ class Scaler:
     """Sizes the environments of one queue.
 
     Args:
-        environments: the settings of each, by name.
-        every_s: seconds between two decisions.
         tell: called with each decision, for people.
         who: the scaler's name, under which the queue is told its decisions; empty to tell none.
-        clock: seconds; only differences count.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class Scaler:
         self._unsized: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Decides until cancelled."""
         try:
             while True:
                 next_s = self._clock() + self._every_s
@@ -83,7 +79,6 @@ class Scaler:
             await self._target.close()
 
     async def tick(self) -> None:
-        """Looks once, and decides on each environment."""
         async with every_queue(self._settings) as queues:
             await self._tick(queues)
 

@@ -55,10 +55,8 @@ _T = TypeVar("_T")
 class WorkerActor:
     """Runs ``leanq worker`` as a child, and is gone once that has ended.
 
-    Args:
-        name: the actor's name, which the worker tells.
-        prefix: of the queue whose settings are at Ray's head.
-        options: of ``leanq worker``.
+    ``name``: the actor's, which the worker tells. ``prefix``: of the queue whose settings are at
+    Ray's head.
     """
 
     def __init__(self, name: str, prefix: str, options: Sequence[str]) -> None:
@@ -103,8 +101,6 @@ class RayTarget(JobTarget):
     """Detached actors of one Ray cluster, one for each worker.
 
     Args:
-        settings: the queue's.
-        environments: the names of the environments.
         worker: the options of ``leanq worker``; ``{env}`` in them stands for the environment's
             name.
         slots: of each worker, and the CPUs that its actor takes.
