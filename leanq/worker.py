@@ -23,16 +23,15 @@ from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
 from leanq.queue.settings import JOB_VARIABLE, Settings
-from leanq.queue.shard import Shard, announce_shape
+from leanq.queue.shard import Shard, announce_shape, backoff_s
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
 
 # The part of the grace that is kept for giving work back.
 _RELEASE_S = 1.5
-# The pause between two attempts to join a fleet without a server: doubled each time, up to the
-# most.
-_REJOIN_LEAST_S, _REJOIN_MOST_S = 0.5, 15.0
+# The bounds of the pause between two attempts to join a fleet without a server.
+_REJOIN_S = 0.5, 15.0
 # How often a worker tries Lean after it has ceased to work here, before the worker ends.
 _TRIALS = 4
 
@@ -153,9 +152,8 @@ class Worker:
 
         Raises LoginError if the server refuses the password, and UnavailableError if it stays away.
         """
-        pause_s = _REJOIN_LEAST_S
         give_up_at_s = time.monotonic() + self._timings.exit_when_away_s
-        while True:
+        for pause_s in backoff_s(random.Random(), *_REJOIN_S):
             try:
                 await announce_shape(self._shard)
                 await self._join_all()
@@ -165,16 +163,15 @@ class Worker:
             except UnavailableError as error:
                 if time.monotonic() >= give_up_at_s:
                     raise
-                wait_s = pause_s * random.uniform(0.5, 1.0)
-                pause_s = min(2 * pause_s, _REJOIN_MOST_S)
-                log.warning("not ready: %s; trying again in %.1f s", error, wait_s)
+                log.warning("not ready: %s; trying again in %.1f s", error, pause_s)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(pause_s):
                         await self._stopped.wait()
                 if self._stopped.is_set():
                     return False
             else:
                 return True
+        raise AssertionError
 
     async def _join_all(self) -> None:
         joining = (consumer.membership.join() for consumer in self.consumers)

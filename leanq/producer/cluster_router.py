@@ -18,7 +18,6 @@ from hashlib import blake2b
 from typing import Any
 
 from cachetools import LRUCache
-from msgspec import structs
 
 from leanq.errors import (
     ClosedError,
@@ -30,7 +29,7 @@ from leanq.errors import (
 )
 from leanq.producer.destination import Clusters
 from leanq.producer.outstanding import Awaited
-from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.request_builder import PreparedRequest, Whereabouts
 from leanq.producer.route import RouteOptions, Waiter
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.client_queue import ClientQueue
@@ -309,34 +308,27 @@ class ClusterRouter:
         """Looks the request's state up in every cluster, and goes to the first that knows it."""
         error: LeanQError = UnknownStateError("no cluster")
         state = sent.prepared.request.state
-        looks = {
-            asyncio.create_task(cluster.router.find(state)): cluster for cluster in self.clusters
-        }
+
+        async def look(cluster: Cluster) -> tuple[Cluster, Whereabouts]:
+            return cluster, await cluster.router.find(state)
+
+        looks = [asyncio.create_task(look(cluster)) for cluster in self.clusters]
         try:
-            pending = set(looks)
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for look in done:
-                    try:
-                        where = look.result()
-                    except LeanQError as fault:
-                        # A cluster that did not answer may know it.
-                        if isinstance(error, UnknownStateError):
-                            error = fault
-                        continue
-                    submission = sent.prepared.submission
-                    submission = structs.replace(
-                        submission,
-                        environment=submission.environment or where.environment,
-                        affinity=submission.affinity or where.warmth,
-                    )
-                    sent.prepared = structs.replace(sent.prepared, submission=submission)
-                    self._homes[state] = looks[look]
-                    self._assign(sent, looks[look])
-                    return
+            for first in asyncio.as_completed(looks):
+                try:
+                    cluster, where = await first
+                except LeanQError as fault:
+                    # A cluster that did not answer may know it.
+                    if isinstance(error, UnknownStateError):
+                        error = fault
+                    continue
+                sent.prepared = sent.prepared.at(where)
+                self._homes[state] = cluster
+                self._assign(sent, cluster)
+                return
         finally:
-            for look in looks:
-                look.cancel()
+            for task in looks:
+                task.cancel()
             await asyncio.gather(*looks, return_exceptions=True)
         self.request_ended(sent, error)
 

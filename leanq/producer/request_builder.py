@@ -161,6 +161,15 @@ class PreparedRequest(Struct, Generic[_T], frozen=True):
     read: Callable[[Reply], _T]
     labels: str = "{}"
 
+    def at(self, where: Whereabouts) -> PreparedRequest[_T]:
+        """Returns the request, to be sent to its state's environment unless it names its own."""
+        submission = replace(
+            self.submission,
+            environment=self.submission.environment or where.environment,
+            affinity=self.submission.affinity or where.warmth,
+        )
+        return replace(self, submission=submission)
+
 
 class RequestBuilder:
     """Prepares the requests of one client, and learns from their replies where states are.

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import structs
-
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import read_recipe
 from leanq.producer.request_builder import PreparedRequest, Whereabouts, whereabouts
@@ -41,8 +39,8 @@ class ShardRouter:
         self._unavailable_timeout_s = options.unavailable_timeout_s
         self._worker_watch = WorkerWatch(queues[0], self.shards, options)
         self._watching: asyncio.Task[None] | None = None
-        # Requests whose state is being looked up; waiters differ by identity.
-        self._finding: dict[tuple[str, int], tuple[Waiter, asyncio.Task[None]]] = {}
+        # The waiters of requests whose state is being looked up.
+        self._finding: dict[Waiter, asyncio.Task[None]] = {}
 
     @classmethod
     def to(
@@ -72,7 +70,7 @@ class ShardRouter:
         self._watch()
 
     def _watch(self) -> None:
-        self._watching = asyncio.get_running_loop().create_task(self._worker_watch.run())
+        self._watching = asyncio.create_task(self._worker_watch.run())
 
     async def find(self, state: str) -> Whereabouts:
         """Returns where ``state`` can be stepped.
@@ -111,8 +109,7 @@ class ShardRouter:
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         submission = prepared.submission
         if prepared.request.state and not submission.environment:
-            task = asyncio.get_running_loop().create_task(self._send_once_found(prepared, waiter))
-            self._finding[submission.request_id, id(waiter)] = waiter, task
+            self._finding[waiter] = asyncio.create_task(self._send_once_found(prepared, waiter))
         else:
             self._shard(submission.request_id).send(submission, waiter)
 
@@ -120,39 +117,33 @@ class ShardRouter:
         self._shard(request_id).attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        if found := self._finding.pop((request_id, id(waiter)), None):
-            found[1].cancel()
+        if finding := self._finding.pop(waiter, None):
+            finding.cancel()
             return True
         return self._shard(request_id).cancel(request_id, waiter)
 
     async def close(self, *, withdraw: bool) -> None:
         finding, self._finding = self._finding, {}
-        tasks = [task for _, task in finding.values()]
-        if self._watching:
-            tasks.append(self._watching)
+        tasks = [*finding.values(), *filter(None, [self._watching])]
         for task in tasks:
             task.cancel()
-        for waiter, _ in finding.values():
+        for waiter in finding:
             waiter.ended(ClosedError("the client was closed before the request ended"))
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(shard.close(withdraw=withdraw) for shard in self.shards))
 
     async def _send_once_found(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        submission = prepared.submission
-        error: LeanQError | None = None
+        end: Whereabouts | LeanQError
         try:
-            where = await self.find(prepared.request.state)
-        except LeanQError as fault:
-            error = fault
-        if self._finding.pop((submission.request_id, id(waiter)), None) is None:
+            end = await self.find(prepared.request.state)
+        except LeanQError as error:
+            end = error
+        if self._finding.pop(waiter, None) is None:
             return
-        if error:
-            waiter.ended(error)
+        if isinstance(end, LeanQError):
+            waiter.ended(end)
         else:
-            found = structs.replace(
-                submission, environment=where.environment, affinity=where.warmth
-            )
-            self._shard(submission.request_id).send(found, waiter)
+            self.send(prepared.at(end), waiter)
 
     def _shard(self, request_id: str) -> ShardClient:
         # Most queues have one shard, which each request id then names.

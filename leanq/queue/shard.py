@@ -23,7 +23,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
 import redis.asyncio as redis
@@ -168,18 +167,6 @@ class Shard:
         return cast("Mapping[str, Any]", await self.call(lambda c: c.info()))
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The settings that a queue's keys and leases depend on; ``lease_s`` is in seconds."""
-
-    shards: int
-    lease_s: float
-
-    @classmethod
-    def of(cls, settings: Settings) -> Shape:
-        return cls(settings.shards, settings.lease_s)
-
-
 async def check_shape(shard: Shard) -> None:
     """Checks the number of shards for a client, to which the lease does not matter.
 
@@ -187,9 +174,9 @@ async def check_shape(shard: Shard) -> None:
         UsageError: living workers serve the queue with another number of shards.
         UnavailableError: the server cannot be reached, or forbids to look.
     """
-    told, own = await _living_shape(shard), Shape.of(shard.settings)
-    if told:
-        _compare_shards(told, own)
+    told = await _told_shape(shard)
+    if told and told[0] != shard.settings.shards and await _has_workers(shard, told[0]):
+        raise _other_shards(told[0], shard.settings.shards)
 
 
 async def announce_shape(shard: Shard) -> None:
@@ -199,50 +186,45 @@ async def announce_shape(shard: Shard) -> None:
         UsageError: living workers have another; the text names both values.
         UnavailableError: the server cannot be reached.
     """
-    told, own = await _living_shape(shard), Shape.of(shard.settings)
+    told, own = await _told_shape(shard), (shard.settings.shards, shard.settings.lease_s)
     if told == own:
         return
-    if told:
-        _compare_shards(told, own)
+    if told and await _has_workers(shard, told[0]):
+        if told[0] != own[0]:
+            raise _other_shards(told[0], own[0])
         raise UsageError(
-            f"the workers of this queue have a lease of {told.lease_s:g} s, LEANQ_LEASE_S is "
-            f"{own.lease_s:g} here; set the same, or stop all workers before it is changed"
+            f"the workers of this queue have a lease of {told[1]:g} s, LEANQ_LEASE_S is "
+            f"{own[1]:g} here; set the same, or stop all workers before it is changed"
         )
-    key = shape_key(shard.settings.prefix)
-    fields = ["shards", str(own.shards), "lease_s", str(own.lease_s)]
-    await shard.call(lambda c: c.hset(key, items=fields))
+    fields = ("shards", own[0], "lease_s", own[1])
+    await shard.ask(("HSET", shape_key(shard.settings.prefix), *fields))
 
 
-def _compare_shards(told: Shape, own: Shape) -> None:
-    if told.shards != own.shards:
-        parts = "1 shard" if told.shards == 1 else f"{told.shards} shards"
-        raise UsageError(
-            f"this queue has {parts}, LEANQ_SHARDS is {own.shards} here; "
-            f"set LEANQ_SHARDS={told.shards}, or stop all workers before it is changed"
-        )
+def _other_shards(told: int, own: int) -> UsageError:
+    parts = "1 shard" if told == 1 else f"{told} shards"
+    return UsageError(
+        f"this queue has {parts}, LEANQ_SHARDS is {own} here; "
+        f"set LEANQ_SHARDS={told}, or stop all workers before it is changed"
+    )
 
 
-async def _living_shape(shard: Shard) -> Shape | None:
-    """Returns the last shape written if it is this process's own or workers of it are alive."""
-    prefix = shard.settings.prefix
-    fields: Any = await shard.call(lambda c: c.hgetall(shape_key(prefix)))
-    told = _read(fields)
-    if told is None or told == Shape.of(shard.settings):
-        return told
-    workers = Keys(prefix, 0, told.shards).of("workers")
-    seconds, microseconds = await shard.call(lambda c: c.time())
-    now_ms = seconds * 1000 + microseconds // 1000
-    alive = await shard.call(lambda c: c.zcount(workers, now_ms, "+inf"))
-    return told if alive else None
-
-
-def _read(fields: Mapping[bytes, bytes]) -> Shape | None:
+async def _told_shape(shard: Shard) -> tuple[int, float] | None:
+    """Returns the last shape written: shards, and the lease in seconds."""
+    (found,) = await shard.ask(("HMGET", shape_key(shard.settings.prefix), "shards", "lease_s"))
     # No worker has written an unreadable shape, so it says nothing.
-    with contextlib.suppress(KeyError, ValueError):
-        shards, lease_s = int(fields[b"shards"]), float(fields[b"lease_s"])
+    with contextlib.suppress(TypeError, ValueError):
+        shards, lease_s = int(found[0]), float(found[1])
         if 1 <= shards <= 1000:
-            return Shape(shards, lease_s)
+            return shards, lease_s
     return None
+
+
+async def _has_workers(shard: Shard, shards: int) -> bool:
+    """Returns whether workers of a queue with so many shards are alive."""
+    workers = Keys(shard.settings.prefix, 0, shards).of("workers")
+    now_ms = await shard.clock_s() * 1000
+    (alive,) = await shard.ask(("ZCOUNT", workers, now_ms, "+inf"))
+    return bool(alive)
 
 
 def resolved(aliases: Mapping[str, str], name: str, tenant: str) -> str:
