@@ -81,7 +81,6 @@ class Stats:
 
     Attributes:
         time_s: of the statistics, by a clock of which only differences count.
-        age_s: the age of the statistics.
         queued, leased: requests that wait, and requests that a worker has claimed.
         oldest_s: how long the oldest has waited.
         submitted, finished: requests, ever.

@@ -2,17 +2,11 @@
 
 A **state** is an open goal with an id of 64 hex digits. It is kept as a *record* of its recipe. A
 root's record is ``R`` and a payload. For a tactic's result, the record is ``S``, the 32 bytes of
-the parent's id, and a payload. A search tree costs about 130 bytes for each edge in Redis.
+the parent's id, and a payload. Recalling a state uses its ancestors too, and keeping it uses its
+parent, so no parent is collected before its children.
 
-Records carry no time-to-live. An eviction policy may take keys that have one, and losing a record
-loses all states behind it. They are collected when they were not used for ``Settings.state_ttl_s``.
-Recalling a state uses its ancestors too, and keeping it uses its parent, so no parent goes before
-its children.
-
-A **snapshot** only saves time. It may be evicted, expire or be dropped at any moment, and is found
-whole or not at all. It travels as chunks under the hash of their content, and is entered into
-``:snaps`` before they come. The budget counts the entries of ``:snaps``. Making room removes the
-entries of snapshots that the server evicted.
+A **snapshot** only saves time. It is found whole or not at all. It travels as chunks under the hash
+of their content, and is entered into ``:snaps``, whose entries the budget counts, before they come.
 """
 
 from __future__ import annotations
@@ -118,11 +112,7 @@ def parent_of(record: bytes) -> bytes | None:
 
 
 class RedisStates:
-    """Keeps states in Redis shards, over their connections; see :class:`States`.
-
-    Every method raises UnavailableError if a server cannot be reached, and can then be called
-    again.
-    """
+    """Keeps states in Redis shards; after an UnavailableError any method can be called again."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.counts: Counter[str] = Counter()
@@ -271,12 +261,10 @@ _EACH_BYTES = 256
 
 
 class MemoryStates:
-    """Keeps states in this process, for one that has no Redis; see :class:`States`.
+    """Keeps states in this process, for one that has no Redis.
 
-    It keeps no snapshots, since the caller has them on its own disk.
-
-    Args:
-        most_bytes: the most bytes of records; the least recently used give way.
+    It keeps no snapshots, since the caller has them on its own disk. If records exceed
+    ``most_bytes``, the least recently used give way.
     """
 
     most_snapshot_bytes = 0

@@ -21,12 +21,9 @@ Account = Mapping[int, tuple[int, Mapping[Use, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the runs of one day cost. Names are ``""`` for those that have none or had no room.
+    """What the runs of a day (UTC) cost. Names are ``""`` for those that have none or had no room.
 
-    Attributes:
-        day: the day, by UTC and the server's clock.
-        attempts: how many runs began.
-        ended: results by verdict, or by another word for an end without one.
+    ``ended``: results by verdict, or by another word for an end without one.
     """
 
     day: date
@@ -40,11 +37,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs of some days.
+    """The costs of some days, the highest of a day first.
 
-    Attributes:
-        since: from when on all that workers told is counted; None if nothing ever was.
-        rows: the costs by day, the highest of a day first.
+    ``since``: from when on all that workers told is counted; None if nothing ever was.
     """
 
     since: datetime | None

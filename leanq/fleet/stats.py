@@ -48,14 +48,11 @@ class EnvironmentStats:
             seconds.
         quarantined: requests that may run next, alone.
         running: requests that workers hold.
-        submitted, finished: totals since the beginning; ``finished`` by verdict.
-        reasons: finished requests, by reason.
+        submitted, finished, reasons: totals since the beginning; ``finished`` by verdict.
         waited, ran, took: from submit to the last claim, from there to the end, and in all.
-        slots: slots of living workers; ``busy`` of them run something.
-        workers: how many workers live.
-        cpu_s: CPU seconds of Lean and the judge for results.
-        tenants_cpu_s: the same by tenant; ``""`` stands for those beyond the hundred that are
-            counted by name.
+        slots, busy: of living workers.
+        tenants_cpu_s: CPU seconds for results by tenant; ``""`` stands for those beyond the hundred
+            that are counted by name.
         fullest: how many requests wait of the tenants that have the most, one of each priority.
         fingerprints: how many workers offer the environment with each fingerprint. With more than
             one, the same request can get two answers.
@@ -101,7 +98,6 @@ class FleetStats:
         at_s: when, in seconds since 1970 by this machine's clock.
         environments: by name, all that workers ever offered or requests ever named.
         servers: the INFO of each shard's server.
-        shards: the status of each.
     """
 
     at_s: float
@@ -117,7 +113,6 @@ class FleetStats:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory in use by all shards together."""
         return sum(int(info.get("used_memory", 0)) for info in self.servers)
 
     @property
@@ -133,7 +128,6 @@ class DecisionRecord:
     Attributes:
         at: when, in seconds since 1970 by the scaler's clock.
         target, order: workers wanted from now on, and before.
-        who: the scaler's name.
     """
 
     at: float

@@ -1,8 +1,7 @@
 """Where the time of one request went, as far as the queue itself knows.
 
-A record names the attempts that were lost, and a reply says what its worker measured
-(:class:`~leanq.queue.requests.Spent`). The server's clock gives the beginning and the end: the
-submit, and the settlement, which the time-to-live of the reply tells.
+A record names the attempts that were lost, and a reply says what its worker measured. The
+time-to-live of the reply tells when it was settled.
 """
 
 from __future__ import annotations
@@ -33,12 +32,9 @@ _LOST = re.compile(r"([^ ;]*) (\d{1,15}) (\d{1,15}) (\w+);")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a request.
+    """An attempt at a request, with the parts of its time by name, in their order.
 
-    Attributes:
-        worker: the worker's id; "" if none had it.
-        end: how it ended, for people; "" while it lasts.
-        phases_ms: the parts of its time by name, in their order, in milliseconds.
+    ``worker`` is "" if none had it. ``end`` is for people, and "" while it lasts.
     """
 
     worker: str

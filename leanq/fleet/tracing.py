@@ -1,9 +1,5 @@
 """Traces by OpenTelemetry, if the standard ``OTEL_*`` variables ask for them (``leanq[otel]``).
 
-A client begins a request's trace, and the request carries its trace context. A worker makes spans
-only for requests whose trace is sampled. It makes them after the settlement, from the phases that
-it measures for every request (:mod:`leanq.fleet.timeline`).
-
 Spans wait in a bounded queue, and a thread sends them in batches by OTLP over HTTP. If the queue is
 full or nobody takes a batch, spans are dropped and counted.
 """
@@ -141,7 +137,6 @@ class Tracer:
 
     @property
     def kinds(self) -> type[SpanKind]:
-        """Returns the kinds of spans."""
         return self._trace.SpanKind
 
     def begin(
@@ -220,7 +215,6 @@ def traceparent_of(span: Span) -> str:
 
 
 def trace_id_of(span: Span) -> str:
-    """Returns the id of the span's trace, in hexadecimal digits."""
     return f"{span.get_span_context().trace_id:032x}"
 
 

@@ -1,9 +1,8 @@
 """The route to several clusters: it picks one by weight for each request, which stays there.
 
-Hashing chooses the cluster, so identical requests of all clients meet, and a change of the weights
-moves as few requests as possible. When a cluster is down, the router withdraws requests that it has
-not acknowledged and sends them to another one. A request that moves may run twice. It ends once,
-since its waiter is with one cluster at a time.
+When a cluster is down, the router withdraws requests that it has not acknowledged and sends them to
+another one. A request that moves may run twice. It ends once, since its waiter is with one cluster
+at a time.
 """
 
 from __future__ import annotations
@@ -233,7 +232,6 @@ class ClusterRouter:
         )
 
     def request_ended(self, sent: _Routed, end: Reply | LeanQError) -> None:
-        """Ends a request that has ended in its cluster."""
         if sent.cluster:
             sent.cluster.waiting.pop(sent.request_id, None)
             if isinstance(end, Reply):

@@ -185,13 +185,9 @@ def pack(record: Recorded) -> bytes:
 
 
 def read_journal(path: str | Path, skipped: Counter[str]) -> Iterator[Recorded]:
-    """Yields the records of a journal, which may still be written to.
+    """Yields the records of a journal, which may still be written to; raises UsageError.
 
-    Args:
-        skipped: counts lines that are no records: torn, damaged, or of a later release.
-
-    Raises:
-        UsageError: the file cannot be read.
+    ``skipped`` counts lines that are no records: torn, damaged, or of a later release.
     """
     try:
         with open(path, "rb") as stream:

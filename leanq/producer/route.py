@@ -89,9 +89,8 @@ class Route(Protocol):
 class RouteTasks:
     """Runs tasks until they end or their route is closed.
 
-    Args:
-        on_fault: called when a task has raised, with a function that makes an error. That error
-            ends the outstanding requests, which would otherwise hang.
+    When a task has raised, ``on_fault`` gets a function that makes an error. It has to end the
+    outstanding requests with that, which would otherwise hang.
     """
 
     def __init__(self, on_fault: Callable[[Callable[[], LeanQError]], None]) -> None:

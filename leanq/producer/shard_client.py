@@ -1,15 +1,8 @@
 """A client of one shard: it sends requests in batches, and awaits thousands of replies.
 
-Everything here runs in one event loop. Three tasks share a table of outstanding requests:
-
-- the *submitter* sends all requests that gathered during its last call as one batch;
-- the *reader* blocks on the client's inbox and ends the requests whose replies arrive;
-- the *watchdog* asks the server for silent requests, and sends again those that it no longer
-  knows. That is safe: submit is idempotent by request id.
-
-None of them gives a request up because a connection broke. Outstanding requests end with an error
-only if the server is out of reach for ``unavailable_timeout_s``. They also end if for some seconds
-it refuses a right that the client's user needs.
+Everything here runs in one event loop. A *submitter*, a *reader* and a *watchdog* share a table of
+outstanding requests; docs/internals/producer.md says what each does. None of them gives a request
+up because a connection broke. Submit is idempotent by request id, so it may be repeated.
 """
 
 from __future__ import annotations
@@ -136,18 +129,16 @@ class Submitter:
         self._work.set()
 
     def drop_unsent(self) -> None:
-        """Forgets the requests that gathered."""
         self._outbox.clear()
 
     async def has_work(self) -> None:
-        """Waits until there is something to send."""
         await self._work.wait()
         self._work.clear()
 
     async def send_batch(self) -> bool:
         """Sends a batch of all that gathered; returns False if there was nothing.
 
-        Raises UnavailableError, and keeps what was not sent.
+        After an UnavailableError it keeps what was not sent.
         """
         # Send one batch at a time: no request may reach the server after its own withdrawal.
         async with self._sending:
@@ -286,12 +277,7 @@ class ShardClient:
         self.down_since: float | None = None
 
     async def open(self) -> None:
-        """Starts the three tasks.
-
-        Raises:
-            UnavailableError: no server answers.
-            UsageError: the fleet serves the queue with another number of shards.
-        """
+        """Starts the three tasks; raises as :meth:`Shard.environments` and :func:`check_shape`."""
         # Read the script now: that imports modules, and a fork during an import inherits half of
         # it.
         script_text("submit")
@@ -312,7 +298,6 @@ class ShardClient:
             self._tasks.spawn(loop())
 
     def send(self, submission: Submission, waiter: Waiter) -> None:
-        """Submits a request with the next batch."""
         request_id, silence_s = submission.request_id, self._timings.silence_s
         entry = Outstanding(request_id, submission, waiter, silence_s)
         if self.outstanding.enter(entry):
@@ -327,7 +312,6 @@ class ShardClient:
             self._ask.set()
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request; its waiter hears no more. Returns False if it has ended already."""
         if not self.outstanding.withdraw(request_id, waiter):
             return False
         self._submitter.withdraw([request_id])

@@ -25,11 +25,9 @@ _MAX_INTERVAL_S = 600.0
 
 
 class Silence:
-    """Finds silent environments: requests wait there, and none was answered for some time.
+    """Finds silent environments: requests wait there, and none was answered for ``first_s``.
 
-    Args:
-        first_s: seconds of silence before an environment is due; each later interval is twice as
-            long.
+    Each later interval is twice as long.
     """
 
     def __init__(self, first_s: float) -> None:

@@ -60,11 +60,8 @@ _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError
 class Address:
     """Tells where a shard is: at a host that the user named, or on another node of a cluster.
 
-    Args:
-        written: returns where it is by now, if that is written down.
-
-    Raises:
-        UsageError: the URL cannot make a connection.
+    ``written`` returns where it is by now, if that is written down. Raises UsageError if the URL
+    cannot make a connection.
     """
 
     def __init__(self, url: str, written: Callable[[], str | None] | None = None) -> None:

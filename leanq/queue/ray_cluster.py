@@ -17,21 +17,15 @@ _NAMESPACE = b"leanq"
 
 
 def publish(variables: Mapping[str, str]) -> None:
-    """Leaves the queue's ``LEANQ_…`` variables at Ray's head, which this process is connected to.
-
-    Raises:
-        UnavailableError: it does not answer.
-    """
+    """Leaves the queue's ``LEANQ_…`` variables at Ray's head; raises UnavailableError."""
     _call("_internal_kv_put", _key(variables), msgspec.json.encode(variables))
 
 
 def published(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that were left for the prefix in ``environ``; without Ray, none.
 
-    A process counts as part of a Ray cluster once it has imported and initialised Ray.
-
-    Raises:
-        UnavailableError: Ray's head does not answer.
+    A process counts as part of a Ray cluster once it has imported and initialised Ray. It raises
+    UnavailableError if Ray's head does not answer.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

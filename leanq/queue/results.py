@@ -130,7 +130,6 @@ class Job(Struct, frozen=True):
         body: the request's bytes; None if the server has lost them.
         isolated: nothing may run beside it on this worker.
         detached_bytes: the body's size, if it lay apart from the record.
-        tenant, digest: those of its :class:`Submission`.
         lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
         submitted_ms, claimed_ms: when, in milliseconds since 1970 by the server's clock.
         answered_s: when the claim's answer came, by this process's monotonic clock.
@@ -263,7 +262,6 @@ class Renewed:
         lapsed: some worker is due to be reaped.
         timed_out: ids of requests taken from this worker.
         known: False after the server forgot this worker, which should then join again.
-        workers: how many workers there are.
         waiting: how many requests wait in the environments that were named, without those where
             operators hold everything back.
     """
@@ -278,11 +276,9 @@ class Renewed:
 
 @dataclass(slots=True, frozen=True)
 class Reaped:
-    """The result of one call of the reaper.
+    """The result of the reaper; ``more``: whether to call again.
 
-    Attributes:
-        more: whether to call again.
-        expiry_grace_s: seconds in which no lease is judged, since no worker could be heard before.
+    ``expiry_grace_s``: seconds in which no lease is judged, since no worker could be heard before.
     """
 
     requeued: int
@@ -434,8 +430,7 @@ class InFlight(Struct, frozen=True):
     Attributes:
         attempts: how many attempts have ended.
         submitted_s: when, in seconds since 1970 by the server's clock.
-        worker: the worker that holds it; ``""`` if none does.
-        running_s: for how long that worker has held it, in seconds.
+        worker: the worker that has held it for ``running_s``; ``""`` if none does.
         lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
     """
 
@@ -520,12 +515,7 @@ class PriorityRow:
 
 @dataclass(slots=True, frozen=True)
 class MemoryRow:
-    """One look at a replay memory.
-
-    Attributes:
-        entries, size_bytes: the number of its entries, and their size with the reservoir's.
-        written, evicted, dropped: as of :class:`leanq.trainers.ReplayStats`.
-    """
+    """One look at a replay memory, see :class:`leanq.trainers.ReplayStats`."""
 
     entries: int
     size_bytes: int
@@ -551,13 +541,11 @@ class Status:
     """One look at a shard or a whole queue.
 
     Attributes:
-        counters, environments: by name.
         tallies: counters of environments, see below; also ``snapshot_bytes`` and
             ``snapshots_evicted``.
         paused: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and
             since when, in seconds since 1970.
         decisions: the scaler's last decision on each environment, as JSON.
-        weights: the weights of tenants.
         aliases: environments by alias (``e:ALIAS``), and tenants' defaults (``t:TENANT``).
         memories: the replay memories, up to a hundred of each shard.
 

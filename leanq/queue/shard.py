@@ -1,8 +1,5 @@
 """A connection to one shard of the queue, and the questions that every role may ask.
 
-Each process holds at most two connections to a server. On one, commands take turns. On the other,
-one call at a time waits for a wake-up or an inbox.
-
 Each worker that joins writes the *shape* of its queue where every process looks, even one that
 expects another number of shards. The shape holds while a worker of that shape is alive. The first
 worker after that may bring another.

@@ -14,11 +14,7 @@ from leanq.queue.settings import Settings
 
 
 class UpFile:
-    """One file per user, which ``leanq up`` writes, and removes when it ends.
-
-    Attributes:
-        path: the file's path.
-    """
+    """One file per user, which ``leanq up`` writes, and removes when it ends."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_CACHE_HOME")
@@ -50,7 +46,6 @@ class UpFile:
         return url if Path(url.partition("@")[2]).exists() else None
 
     def remove(self) -> None:
-        """Removes the file, if it is there."""
         self.path.unlink(missing_ok=True)
 
 

@@ -206,8 +206,7 @@ class WorkerQueue:
         """Sends a heartbeat, which extends the lease over all that the worker holds.
 
         Args:
-            worker: its id.
-            environments: the environments whose waiting requests the answer counts.
+            environments: those whose waiting requests the answer counts.
             idle_factor: how many times longer the lease is if the worker holds nothing.
             times: how many results of an environment took such times since the last heartbeat.
             used: what its runs have cost since then.
@@ -324,10 +323,7 @@ class WorkerQueue:
 
 
 async def reap(queue: WorkerQueue) -> Reaped:
-    """Reaps until no lease is overdue or an expiry grace period begins; returns the totals.
-
-    Raises UnavailableError.
-    """
+    """Reaps until no lease is overdue or an expiry grace period begins; returns the totals."""
     requeued = poisoned = 0
     while (step := await queue.reap()).more:
         requeued += step.requeued
@@ -336,10 +332,7 @@ async def reap(queue: WorkerQueue) -> Reaped:
 
 
 async def reap_all(queues: Sequence[WorkerQueue], *, through_expiry_grace: bool) -> Reaped:
-    """Reaps all shards; ``through_expiry_grace`` also waits for grace periods to end.
-
-    Raises UnavailableError.
-    """
+    """Reaps all shards; ``through_expiry_grace`` also waits for grace periods to end."""
     requeued = poisoned = 0
     while True:
         parts = await asyncio.gather(*(reap(queue) for queue in queues))

@@ -29,7 +29,6 @@ class Job:
     Attributes:
         id: by which the scheduler ends it.
         told: by which its worker tells that it runs there.
-        pending: whether it is known to wait for a place.
         age_s: since it was ordered.
     """
 

@@ -1,11 +1,8 @@
 """Kubernetes as a scaler's target: sets a Deployment's size, or its autoscaler's minimum.
 
-When a Deployment shrinks, its controller chooses the pods that go: those that are not ready, then
-those with the least ``pod-deletion-cost``. So the scaler marks the pods of idle workers before it
-asks for fewer. A worker gives its pod's name as its host.
-
-Of several scalers, the holder of a Lease acts. Another takes over once it sees that the holder no
-longer renews the Lease; clocks are never compared.
+A Deployment's controller chooses the pods that go by their ``pod-deletion-cost``, so the scaler
+marks the pods of idle workers before it asks for fewer. Of several scalers, the holder of a Lease
+acts, until another sees that the holder no longer renews it; clocks are never compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The scaler's loop: look, decide, order, and tell.
-
-It decides on each environment by itself, and remembers what ``decide`` returns. Without new
-statistics the last ones grow old, and old ones change nothing.
-"""
+"""The scaler's loop: look, decide on each environment by itself, order, and tell."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Ray as a scaler's target: each worker is the child of a detached actor.
 
-Ray places the actors on free CPUs, and starts them again where their process or node dies. A child
-drains at SIGTERM, which the actor sends when the scaler tells it to, and when Ray takes the node.
-The kernel sends it where the actor dies, since Ray ends actors by SIGKILL. An actor whose child has
-ended is gone for good: the scaler decides whether another takes its place.
-
-Actors stand in a namespace of Ray's that is named by the queue's prefix. One scaler at a time holds
-the actor that is named for scalers; Ray ends it with the process that holds it.
+Ray starts actors again where their process or node dies. An actor whose child has ended is gone for
+good: the scaler decides whether another takes its place. Actors stand in a namespace of Ray's that
+is named by the queue's prefix. docs/internals/fleet.md says who sends which signal.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ class Ordered:
     """A target's knowledge of an environment's workers.
 
     Attributes:
-        order: how many are wanted so far.
         starting_s: ages of the workers that are ordered and not ready, if they are known.
         started_s: start times of the workers that became ready since the last look.
     """
