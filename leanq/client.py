@@ -410,9 +410,5 @@ class LeanQClient(_Client, FutureClient):
             for request_id in arguments.texts("request_ids", request_ids)
         ]
         for future in futures:
-            self._send(future, None, _whole)
+            self._send(future, None, lambda reply: reply)
         return futures
-
-
-def _whole(reply: Reply) -> Reply:
-    return reply

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from leanq.errors import QueueFullError
 from leanq.queue.shard import Shard
@@ -183,7 +183,8 @@ class RedisStates:
             return False
         for place in missing:
             # Send one at a time, since others wait for the connection.
-            await _put_chunk(shard, hashes[place - 1], snapshot.chunks[place - 1])
+            digest, chunk = hashes[place - 1], snapshot.chunks[place - 1]
+            await shard.ask(("SET", _chunk(shard, digest), chunk, "PX", _COMING_MS))
         kept = await shard.run(
             "snapshot_keep",
             key=key,
@@ -214,8 +215,8 @@ class RedisStates:
     async def begin_snapshot(self, key: str) -> bool:
         shard = self._home_of_key(key)
         name = shard.keys.of("making", key)
-        taken = await shard.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
-        return bool(taken)
+        (taken,) = await shard.ask(("SET", name, "1", "NX", "PX", _MAKING_MS))
+        return taken is not None
 
     async def drop_snapshot(self, key: str) -> None:
         await self._make_room(self._home_of_key(key), key, 0, [])
@@ -340,19 +341,13 @@ class MemoryStates:
             self._bytes -= _EACH_BYTES + len(found[1])
 
 
-async def _put_chunk(shard: Shard, digest: str, chunk: bytes) -> None:
-    name = _chunk(shard, digest)
-    await shard.call(lambda client: client.set(name, chunk, px=_COMING_MS))
-
-
 async def _read_chunk(shard: Shard, digest: str) -> bytes:
     """Returns the chunk with this hash.
 
     Raises:
         ValueError: the chunk is ``missing`` or ``damaged``.
     """
-    name = _chunk(shard, digest)
-    chunk: Any = await shard.call(lambda client: client.get(name))
+    (chunk,) = await shard.ask(("GET", _chunk(shard, digest)))
     if chunk is None:
         raise ValueError("missing")
     if await asyncio.to_thread(_hash, chunk) != digest:

@@ -284,17 +284,14 @@ class HeldRequests:
         """
         held.end = end
         if self._held.get(held.job.request_id) is held:
-            self._keep_end(held)
+            job = held.job
+            if isinstance(end, Settlement):
+                self._results[job.request_id] = end
+            else:
+                self.returns[end].append((job.request_id, job.token))
         # Free the slot before the task ends, so that the call that settles can also claim.
         self._vacate(held)
         self._notify()
-
-    def _keep_end(self, held: _Held) -> None:
-        job = held.job
-        if isinstance(held.end, Settlement):
-            self._results[job.request_id] = held.end
-        elif held.end:
-            self.returns[held.end].append((job.request_id, job.token))
 
     async def _answer(self, held: _Held) -> Reply:
         job = held.job

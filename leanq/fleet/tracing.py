@@ -73,16 +73,12 @@ def tracer(role: Role = "client") -> Tracer | None:
     The first call decides for the process. A client in a process that has set up OpenTelemetry
     uses that.
     """
-    return _made[0] if _made else _make(role)
+    if not _made:
+        _made.append(_tracer_for(role))
+    return _made[0]
 
 
 _made: list[Tracer | None] = []
-
-
-def _make(role: Role) -> Tracer | None:
-    made = _tracer_for(role)
-    _made.append(made)
-    return made
 
 
 def _tracer_for(role: Role) -> Tracer | None:

@@ -85,10 +85,11 @@ def json_values(name: str, value: object) -> dict[str, Any]:
     return copied
 
 
-def one_of(name: str, value: object, words: Collection[str]) -> None:
-    """Checks that the value is one of several words."""
+def one_of(name: str, value: object, words: Collection[str]) -> str:
+    """Returns the value if it is one of several words."""
     if not isinstance(value, str) or value not in words:
         raise wrong_type(name, " or ".join(map(repr, words)), value)
+    return value
 
 
 def wrong_type(name: str, expected: str, value: object) -> InvalidRequestError:

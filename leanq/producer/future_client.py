@@ -396,9 +396,6 @@ class FutureClient(Maps):
                 "for ever; call it in another thread"
             )
 
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-
 
 _clients: weakref.WeakSet[FutureClient] = weakref.WeakSet()
 
@@ -406,7 +403,7 @@ _clients: weakref.WeakSet[FutureClient] = weakref.WeakSet()
 def _renew_locks() -> None:
     # The parent may have forked while another of its threads held a lock.
     for client in _clients:
-        client._renew_lock()
+        client._lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)

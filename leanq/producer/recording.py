@@ -25,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
+from leanq.fleet.shown import plural
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import Route, Waiter
 from leanq.queue import wire
@@ -154,7 +155,8 @@ class Journal:
             self._lost += 1
             if time.monotonic() >= self._say_at_s:
                 self._say_at_s = time.monotonic() + _WARN_AGAIN_S
-                log.error("%s: %s; %s", self.path, error.strerror, _not_recorded(self._lost))
+                lost = plural(self._lost, "request was", "requests were")
+                log.error("%s: %s; %s not recorded", self.path, error.strerror, lost)
 
     def _append(self, file: int, line: bytes) -> None:
         done = 0
@@ -233,7 +235,3 @@ def folder_of(record: bool | str | os.PathLike[str]) -> Path | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{folder}: what is recorded cannot go there: it may not be written")
     return folder
-
-
-def _not_recorded(count: int) -> str:
-    return f"{count:,} {'request was' if count == 1 else 'requests were'} not recorded"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Generic, TypedDict, TypeVar, cast, get_args
+from typing import Any, Generic, TypedDict, TypeVar, get_args
 
 import msgspec
 from cachetools import LRUCache
@@ -106,11 +107,6 @@ class Check(InEnvironment, total=False):
     profile: bool
 
 
-def _infotree(name: str, value: object) -> Infotree:
-    arguments.one_of(name, value, get_args(Infotree))
-    return cast("Infotree", value)
-
-
 def _optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -131,7 +127,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "audit": arguments.flag,
     "trust_programs": arguments.flag,
     "statements": arguments.flag,
-    "infotree": _optional(_infotree),
+    "infotree": _optional(partial(arguments.one_of, words=get_args(Infotree))),
     "profile": arguments.flag,
 }
 
@@ -382,7 +378,9 @@ class RequestBuilder:
             affinity=where.warmth if where else (),
             digest=urlsafe_b64encode(digest).rstrip(b"=").decode() if digest else "",
         )
-        return PreparedRequest(request, submission, read, _labels(options))
+        given = options.get("labels")
+        labels = msgspec.json.encode(given).decode() if given else "{}"
+        return PreparedRequest(request, submission, read, labels)
 
 
 def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
@@ -408,11 +406,6 @@ def _budget(options: Check) -> dict[str, Any]:
     if infotree := options.get("infotree"):
         budget["infotree"] = infotree
     return budget
-
-
-def _labels(options: SubmitOptions) -> str:
-    labels = options.get("labels")
-    return msgspec.json.encode(labels).decode() if labels else "{}"
 
 
 _Options = TypeVar("_Options", SubmitOptions, InEnvironment, Check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from leanq.errors import QueueFullError, UnavailableError
 from leanq.queue.connection import RETRY_AFTER_S
@@ -12,15 +13,17 @@ from leanq.queue.results import (
     Aliased,
     Became,
     Submission,
-    SubmissionGroup,
     Submitted,
     is_record,
-    kind_of,
 )
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.shard import Shard, new_token, text_of
 from leanq.queue.wire import environments_in, info_of
 
+# The fields that requests of one batch share, as the script takes them. The bodies of detached
+# requests are too large for a script.
+_KIND = ("environment", "priority", "deadline_ms", "run_ms", "affinity", "detached")
+_shared = attrgetter("environment", "priority", "deadline_ms", "longest_run_ms", "affinity")
 # Each entry holds all replies that one call settled for the client.
 _INBOX_ENTRIES = 250
 # The most uploads that a client remembers in order to remove them later.
@@ -52,7 +55,7 @@ class ClientQueue:
         # nothing.
         await self._remove_left_uploads()
         for item in batch:
-            kind, body = kind_of(item), item.body
+            kind, body = (*_shared(item), len(item.body) > LARGE_BYTES), item.body
             if len(body) > LARGE_BYTES:
                 uploads[self.shard.keys.upload(call, item.request_id)] = body
                 body = b"%d" % len(body)
@@ -66,7 +69,7 @@ class ClientQueue:
                 max_waiting=self.shard.settings.max_waiting,
                 remember_ms=remember,
                 upload=call if uploads else "",
-                kinds=[dict(zip(SubmissionGroup._fields, kind, strict=True)) for kind in kinds],
+                kinds=[dict(zip(_KIND, kind, strict=True)) for kind in kinds],
                 requests=requests,
             )
         except QueueFullError:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
@@ -20,7 +19,6 @@ from msgspec import Struct
 
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.requests import Reply, content_of
-from leanq.queue.scripts import LARGE_BYTES
 
 # Kind, attempts, priority; submitted, deadline, longest run (ms); then seven texts and the body.
 _RECORD = struct.Struct(">BBBddd")
@@ -34,20 +32,6 @@ _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 _TALLY = re.compile(r"[scfwrtu]:|[wrtu]_ms:|snapshot|minute$")
 # Counters by environment that are also summed over all environments, and the sums' names.
 _SUMMED = {"f:": "verdict", "c:": "reason"}
-
-
-class SubmissionGroup(NamedTuple):
-    """The fields that requests of one batch share, as the script ``submit`` takes them.
-
-    ``detached``: their bodies are too large for a script.
-    """
-
-    environment: str
-    priority: int
-    deadline_ms: int
-    run_ms: int
-    affinity: tuple[str, ...]
-    detached: bool
 
 
 class Submission(Struct, frozen=True):
@@ -82,14 +66,6 @@ def is_reply_to(item: Submission, reply: Reply, *, anywhere: bool) -> bool:
     if not reply.content or not wanted:
         return True
     return reply.content == wanted or (anywhere and reply.content.startswith(f"{item.digest} "))
-
-
-_of_kind = attrgetter("environment", "priority", "deadline_ms", "longest_run_ms", "affinity")
-
-
-def kind_of(item: Submission) -> tuple[str, int, int, int, tuple[str, ...], bool]:
-    """Returns the fields of the :class:`SubmissionGroup` to which a submission belongs."""
-    return (*_of_kind(item), len(item.body) > LARGE_BYTES)
 
 
 class Became(Enum):
@@ -155,20 +131,6 @@ Times = tuple[int, int]
 """How long a request waited and how long it ran, in milliseconds, as counted."""
 
 
-class EndGroup(NamedTuple):
-    """The fields that settlements of one call share, as ``claim`` and ``exchange`` take them.
-
-    ``uploaded``: their replies are too large for a script. For the rest see :class:`Settlement`.
-    """
-
-    outcome: str
-    reason: str
-    warm: bool
-    way: str
-    fingerprint: str
-    uploaded: bool
-
-
 class Settlement(Struct, frozen=True):
     """The end of a request, as the holder of ``token`` reports it.
 
@@ -193,14 +155,6 @@ class Settlement(Struct, frozen=True):
     times: Times = (0, 0)
     reason: str = ""
     cpu_ms: int = 0
-
-
-_of_end = attrgetter("outcome", "reason", "warm", "way", "fingerprint")
-
-
-def end_of(item: Settlement) -> tuple[str, str, bool, str, str, bool]:
-    """Returns the fields of the :class:`EndGroup` to which a settlement belongs."""
-    return (*_of_end(item), len(item.reply) > LARGE_BYTES)
 
 
 def times_of(waited_s: float, ran_s: float) -> Times:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, cast
 
 from msgspec import structs
@@ -13,7 +14,6 @@ from msgspec import structs
 from leanq.errors import UsageError
 from leanq.queue.results import (
     Claimed,
-    EndGroup,
     Job,
     Reaped,
     Renewed,
@@ -23,19 +23,22 @@ from leanq.queue.results import (
     Times,
     Use,
     Wakeup,
-    end_of,
     read_claimed,
     read_exchanged,
     read_jobs,
     tallies_of,
 )
-from leanq.queue.scripts import LARGE_BATCH_BYTES
+from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 from leanq.queue.shard import Shard, in_batches, text_of
 
 # After an answer that may last, claims skip the script `exchange` for so long.
 _UNUSUAL_S = 0.5
-# A settlement and its EndGroup's fields; the last says whether its reply is uploaded.
-_Ended = tuple[Settlement, tuple[str, str, bool, str, str, bool]]
+# The fields that settlements of one call share, as the scripts take them. Uploaded replies are too
+# large for a script.
+_END = ("outcome", "reason", "warm", "way", "fingerprint", "uploaded")
+_shared = attrgetter(*_END[:-1])
+# A settlement, and its values of these fields.
+_Ended = tuple[Settlement, tuple[Any, ...]]
 
 
 class WorkerQueue:
@@ -65,7 +68,9 @@ class WorkerQueue:
         ``busy`` counts requests in flight beside those settled here. ``token`` becomes the token of
         every lease given out, so it must be new for each call.
         """
-        ends: list[_Ended] = [(item, end_of(item)) for item in settlements]
+        ends: list[_Ended] = [
+            (item, (*_shared(item), len(item.reply) > LARGE_BYTES)) for item in settlements
+        ]
         uploads = {
             self.shard.keys.upload(item.token, item.request_id): item.reply
             for item, end in ends
@@ -126,7 +131,7 @@ class WorkerQueue:
             busy=busy,
             max_attempts=self.shard.settings.max_attempts,
             remember_ms=int(self.shard.settings.remember_s * 1000),
-            ends=[dict(zip(EndGroup._fields, end, strict=True)) for end in ends],
+            ends=[dict(zip(_END, end, strict=True)) for end in ends],
             settlements=rows,
             environments=environments,
         )
@@ -158,7 +163,7 @@ class WorkerQueue:
             settled_token=item.token,
             reply=b"" if end[-1] else item.reply,
             cpu_ms=item.cpu_ms,
-            **dict(zip(EndGroup._fields, end, strict=True)),
+            **dict(zip(_END, end, strict=True)),
         )
 
     async def _with_bodies(self, claimed: Claimed) -> Claimed:
