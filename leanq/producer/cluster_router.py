@@ -51,13 +51,14 @@ class Cluster:
         waiting: the requests that it has not acknowledged, by request id.
     """
 
-    def __init__(self, settings: Settings, router: ShardRouter, probe_s: float) -> None:
+    router: ShardRouter
+
+    def __init__(self, settings: Settings, probe_s: float) -> None:
         self.settings = settings
         self.name = without_password(settings.url)
         self.up = True
         self.watch: asyncio.Task[None] | None = None
         self.waiting: dict[str, _Routed] = {}
-        self.router = router
         self._probe_s = probe_s
 
     async def fault(self) -> UnavailableError | None:
@@ -133,8 +134,9 @@ class _Attached:
         if self._best is None or _worth(end) > _worth(self._best):
             self._best = end
         # Do not wait for the other answers, nor withdraw those runs, which may be other callers'.
-        if not self._asked or _worth(end) == _FINAL:
-            self._router.attached_ended(self, self._best)
+        is_over = not self._asked or _worth(end) == _FINAL
+        if is_over and self._router.outstanding.holds(self):
+            self._router.outstanding.end(self.request_id, self._best)
 
 
 class _Question:
@@ -172,9 +174,10 @@ class ClusterRouter:
     def __init__(self, clusters: Clusters, options: RouteOptions) -> None:
         self._weights = clusters
         self.clusters: list[Cluster] = []
-        for number, settings in enumerate(clusters.each):
-            router = ShardRouter.to(settings, options, partial(self._note_trouble, number))
-            self.clusters.append(Cluster(settings, router, options.timings.probe_s))
+        for settings in clusters.each:
+            cluster = Cluster(settings, options.timings.probe_s)
+            cluster.router = ShardRouter.to(settings, options, partial(self.look_after, cluster))
+            self.clusters.append(cluster)
         self.outstanding = Awaited[_Routed | _Attached]()
         # The cluster in which each state was made.
         self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
@@ -190,7 +193,7 @@ class ClusterRouter:
             cluster.up = fault is None
             cluster.router.start()
             if fault:
-                self._look_after(cluster)
+                self.look_after(cluster)
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         sent = _Routed(self, prepared, waiter)
@@ -238,15 +241,7 @@ class ClusterRouter:
                 self.learn(sent.cluster, end)
         self.outstanding.end(sent.request_id, end)
 
-    def attached_ended(self, attached: _Attached, end: Reply | LeanQError) -> None:
-        """Ends an attached request with the clusters' answer. Only the first call counts."""
-        if self.outstanding.holds(attached):
-            self.outstanding.end(attached.request_id, end)
-
-    def _note_trouble(self, number: int) -> None:
-        self._look_after(self.clusters[number])
-
-    def _look_after(self, cluster: Cluster) -> None:
+    def look_after(self, cluster: Cluster) -> None:
         """Probes a cluster that fails, or is slow, until it answers."""
         if cluster.watch is None and not self._closed:
             cluster.watch = asyncio.get_running_loop().create_task(self._watch(cluster))

@@ -66,7 +66,6 @@ class ClientQueue:
                 "submit",
                 uploads,
                 client=client,
-                max_waiting=self.shard.settings.max_waiting,
                 remember_ms=remember,
                 upload=call if uploads else "",
                 kinds=[dict(zip(_KIND, kind, strict=True)) for kind in kinds],
@@ -100,9 +99,7 @@ class ClientQueue:
 
     async def cancel(self, request_ids: Sequence[str]) -> list[bool]:
         """Withdraws requests; returns for each whether that was in time."""
-        answers = await self.shard.run(
-            "cancel", reply_ttl_ms=self.shard.reply_ttl_ms, request_ids=request_ids
-        )
+        answers = await self.shard.run("cancel", request_ids=request_ids)
         return [a == 1 for a in answers]
 
     async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
@@ -110,13 +107,7 @@ class ClientQueue:
 
         It attaches ``client`` to requests in flight, and expires those that missed their deadline.
         """
-        answers = await self.shard.run(
-            "lookup",
-            client=client,
-            reply_ttl_ms=self.shard.reply_ttl_ms,
-            max_attempts=self.shard.settings.max_attempts,
-            request_ids=request_ids,
-        )
+        answers = await self.shard.run("lookup", client=client, request_ids=request_ids)
         return [a > 0 if isinstance(a, int) else a for a in answers]
 
     async def read_inbox(

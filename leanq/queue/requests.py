@@ -155,19 +155,10 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         tactic: the tactic to run on its goals (step).
         payload: bytes to send back (echo), or an exported state (import).
         delay_s: how long the echo takes, in seconds.
-        timeout_s: budget of CPU time for Lean and all its descendants, in seconds.
         wall_s: budget of wall time, in seconds; it stops a Lean that waits.
-        memory_mb: resident memory, in MiB.
-        scratch_mb: disk that the candidate's processes may fill, in MiB.
-        allow_axioms: names of axioms allowed beside the environment's own.
-        audit: whether to judge and audit what Lean accepts.
-        trust_programs: whether the caller vouches for a text that runs programs of its own.
-        statements: whether the reply's theorems have their statements (check, verify).
-        traceparent: the caller's trace context as W3C writes it, for the worker's log and spans.
-        infotree: which nodes of the text's infotree the reply should have (check); "" for none.
         tenant: whose request it is; the worker sets it, whatever the client sent.
-        campaign: the campaign that it belongs to, for accounts and spans; "" for none.
-        profile: whether to say where Lean spends its time, instead of judging (check).
+
+    For the others see :class:`leanq.Check` and :class:`leanq.SubmitOptions`.
     """
 
     op: Operation

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha1
 from importlib import resources
 from typing import Any
@@ -67,7 +67,7 @@ class Script:
     rows: Mapping[str, str] | None = None
     answer: str = ""
 
-    @property
+    @cached_property
     def names(self) -> set[str]:
         return {name for name, _ in _fields(self.scalars)} | set(self.rows or ())
 

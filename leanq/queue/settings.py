@@ -192,11 +192,17 @@ def each_host(url: str) -> list[str]:
 
     They are nodes of one cluster, or a master and its replicas.
     """
-    scheme, mark, rest = url.partition("://")
+    scheme, login, hosts, rest = _parts(url)
+    return [f"{scheme}{login}{host}{rest}" for host in hosts.split(",")]
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Returns the parts of a URL with their signs: scheme, login, hosts, and the rest."""
     # Do not use urlsplit, which knows a single host.
+    scheme, mark, rest = url.partition("://")
     end = next((place for place, sign in enumerate(rest) if sign in "/?#"), len(rest))
     login, at, hosts = rest[:end].rpartition("@")
-    return [f"{scheme}{mark}{login}{at}{host}{rest[end:]}" for host in hosts.split(",")]
+    return f"{scheme}{mark}", f"{login}{at}", hosts, rest[end:]
 
 
 def each_cluster(urls: str) -> list[tuple[str, float | None]]:
@@ -243,13 +249,11 @@ def _is_complete(url: str) -> bool:
 
 
 def _with_password(url: str, password: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    end = next((place for place, sign in enumerate(rest) if sign in "/?#"), len(rest))
-    login, _, hosts = rest[:end].rpartition("@")
-    has_one = ":" in login or "@" in rest[end:] or re.search(r"[?&]password=", rest[end:])
-    if not password or has_one or scheme not in ("redis", "rediss"):
+    scheme, login, hosts, rest = _parts(url)
+    has_one = ":" in login or "@" in rest or re.search(r"[?&]password=", rest)
+    if not password or has_one or scheme not in ("redis://", "rediss://"):
         return url
-    return f"{scheme}{mark}{login}:{quote(password, safe='')}@{hosts}{rest[end:]}"
+    return f"{scheme}{login.removesuffix('@')}:{quote(password, safe='')}@{hosts}{rest}"
 
 
 def without_password(url: str) -> str:

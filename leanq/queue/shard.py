@@ -53,6 +53,14 @@ class Shard:
         self.keys = Keys(settings.prefix, shard, settings.shards)
         self.reply_ttl_ms = int(settings.reply_ttl_s * 1000)
         self.lease_ms = int(settings.lease_s * 1000)
+        # Arguments that scripts take from the queue's settings.
+        self._constants = {
+            "lease_ms": self.lease_ms,
+            "reply_ttl_ms": self.reply_ttl_ms,
+            "remember_ms": int(settings.remember_s * 1000),
+            "max_attempts": settings.max_attempts,
+            "max_waiting": settings.max_waiting,
+        }
         address = Address(settings.url, settings.written)
         self._commands = Link(address)
         self._blocking = Link(address)
@@ -81,12 +89,14 @@ class Shard:
     ) -> Any:
         """Runs the script ``name`` and returns its answer, by name if it has names.
 
+        Settings of the queue that the script takes are added to the ``arguments``.
         ``uploads`` are values by key. They are set before the script runs, which moves them to
         their places. They have the time-to-live of replies, so no eviction takes them before older
         replies.
         """
         script = SCRIPTS[name]
-        args = script.values(arguments)
+        own = {name: value for name, value in self._constants.items() if name in script.names}
+        args = script.values({**own, **arguments})
         first = [
             ("SET", key, data, "PX", self.reply_ttl_ms) for key, data in (uploads or {}).items()
         ]

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import msgpack
 import msgspec
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import asdict, force_setattr, replace
 
 from leanq.errors import (
     InvalidRequestError,
@@ -28,7 +28,7 @@ from leanq.errors import (
     UsageError,
     WireError,
 )
-from leanq.queue.requests import VERSION, Failure, Message, Operation, Reply, Request, Theorem
+from leanq.queue.requests import VERSION, Message, Operation, Reply, Request
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_REPLY_BYTES = 32 << 20
@@ -171,22 +171,19 @@ def _packed_reply(token: str, reply: Reply) -> bytes:
 
 def _cut_short(reply: Reply, size_bytes: int) -> Reply:
     note = Message("warning", 1, 0, f"leanq: a reply of {size_bytes} bytes was cut short")
-    messages = (replace(m, text=m.text[:2000]) for m in reply.messages[:1000])
-    sorries = (replace(s, goal=s.goal and s.goal[:2000]) for s in reply.sorries[:1000])
-    theorems = (
-        Theorem(t.name[:2000], t.statement and t.statement[:2000]) for t in reply.theorems[:1000]
-    )
-    return replace(
-        reply,
-        messages=(note, *messages),
-        sorries=tuple(sorries),
-        theorems=tuple(theorems),
-        failed=tuple(Failure(f.name[:2000], f.rule, f.text[:2000]) for f in reply.failed[:1000]),
-        goals=tuple(goal[:2000] for goal in reply.goals[:1000]),
-        axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),
-        error=reply.error and reply.error[:2000],
-        infotree=None,
-    )
+    short: Reply = _clipped(replace(reply, infotree=None))
+    return replace(short, messages=(note, *short.messages))
+
+
+def _clipped(value: Any) -> Any:
+    """Returns a value with at most 2,000 characters of each text, and 1,000 of each list."""
+    if isinstance(value, str):
+        return value[:2000]
+    if isinstance(value, tuple):
+        return tuple(map(_clipped, value[:1000]))
+    if isinstance(value, msgspec.Struct):
+        return replace(value, **{name: _clipped(each) for name, each in asdict(value).items()})
+    return value
 
 
 def _check_size(data: bytes, limit_bytes: int) -> None:

@@ -124,13 +124,9 @@ class WorkerQueue:
             "claim",
             uploads,
             worker=worker,
-            lease_ms=self.shard.lease_ms,
-            reply_ttl_ms=self.shard.reply_ttl_ms,
             token=token,
             want=want,
             busy=busy,
-            max_attempts=self.shard.settings.max_attempts,
-            remember_ms=int(self.shard.settings.remember_s * 1000),
             ends=[dict(zip(_END, end, strict=True)) for end in ends],
             settlements=rows,
             environments=environments,
@@ -154,10 +150,7 @@ class WorkerQueue:
             "exchange",
             uploads,
             worker=worker,
-            lease_ms=self.shard.lease_ms,
-            reply_ttl_ms=self.shard.reply_ttl_ms,
             token=token,
-            remember_ms=int(self.shard.settings.remember_s * 1000),
             environment=environment,
             request_id=item.request_id,
             settled_token=item.token,
@@ -192,7 +185,6 @@ class WorkerQueue:
         answer = await self.shard.run(
             "reconcile",
             worker=worker,
-            max_attempts=self.shard.settings.max_attempts,
             request_ids=list(holds),
         )
         jobs = read_jobs(answer, map(text_of, answer["tokens"]))
@@ -219,10 +211,7 @@ class WorkerQueue:
         answer = await self.shard.run(
             "renew",
             worker=worker,
-            lease_ms=self.shard.lease_ms,
             idle_lease_ms=int(self.shard.lease_ms * idle_factor),
-            max_attempts=self.shard.settings.max_attempts,
-            reply_ttl_ms=self.shard.reply_ttl_ms,
             environments=list(environments),
             tallies=list(tallies_of(times or {}).items()),
             used=[(*use, n) for use, n in (used or {}).items()],
@@ -251,8 +240,6 @@ class WorkerQueue:
         given = await self.shard.run(
             "release",
             worker=worker,
-            max_attempts=self.shard.settings.max_attempts,
-            reply_ttl_ms=self.shard.reply_ttl_ms,
             how=how,
             leave=leave,
             leases=leases,
@@ -263,9 +250,6 @@ class WorkerQueue:
         """Requeues up to 100 requests of one worker whose lease has expired."""
         answer = await self.shard.run(
             "reap",
-            max_attempts=self.shard.settings.max_attempts,
-            reply_ttl_ms=self.shard.reply_ttl_ms,
-            lease_ms=self.shard.lease_ms,
         )
         return Reaped(
             requeued=answer["queued"],
@@ -292,9 +276,7 @@ class WorkerQueue:
             (environment, (fingerprints or {}).get(environment, ""), about)
             for environment, about in environments.items()
         ]
-        alias = await self.shard.run(
-            "register", worker=worker, lease_ms=self.shard.lease_ms, info=info, environments=rows
-        )
+        alias = await self.shard.run("register", worker=worker, info=info, environments=rows)
         if isinstance(alias, bytes):
             raise UsageError(
                 f"the environment {text_of(alias)!r} has the name of an alias; give it another "

@@ -178,9 +178,9 @@ class _WritingClusterRouter(ClusterRouter):
         self, journals: Sequence[Notes], clusters: Clusters, options: RouteOptions
     ) -> None:
         super().__init__(clusters, replace(options, no_worker="wait"))
-        for number, (cluster, journal) in enumerate(zip(self.clusters, journals, strict=True)):
+        for cluster, journal in zip(self.clusters, journals, strict=True):
             cluster.router = writing_router(
-                cluster.settings, journal, options, partial(self._note_trouble, number)
+                cluster.settings, journal, options, partial(self.look_after, cluster)
             )
 
 

@@ -13,10 +13,11 @@ import msgspec
 
 from leanq.errors import QueueError, TargetError, UnavailableError
 from leanq.fleet.prometheus import Sample, fleet_samples
-from leanq.fleet.scaler.targets import Ordered, Target, idle_workers
+from leanq.fleet.scaler.targets import Ordered, Target
 from leanq.fleet.stats import DecisionRecord, EnvironmentStats, FleetStats, fleet_stats_of, unsized
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.settings import Settings
+from leanq.queue.wire import environments_in, info_of
 from leanq.scale import Decision, Memory, ScaleSettings, Stats, decide
 
 log = logging.getLogger("leanq.scaler")
@@ -170,6 +171,7 @@ class Scaler:
 def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
     """Returns the policy's input."""
     environment = seen.environments.get(name) or EnvironmentStats()
+    idle = [row for row in seen.living if row.held == 0]
     return Stats(
         time_s=now,
         # Paused requests need no worker.
@@ -182,7 +184,7 @@ def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
         ready=round(environment.workers),
         ready_slots=round(environment.slots),
         busy_slots=round(environment.busy),
-        idle_workers=idle_workers(seen, name),
+        idle_workers=sum(name in environments_in(info_of(row.info)) for row in idle),
         starting_s=ordered.starting_s,
         started_s=ordered.started_s,
         order=ordered.order,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from leanq.fleet.stats import FleetStats
 from leanq.queue.results import WorkerRow
-from leanq.queue.wire import environments_in, info_of
+from leanq.queue.wire import info_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,3 @@ class PrintTarget(Target):
 
     async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         pass
-
-
-def idle_workers(seen: FleetStats, environment: str) -> int:
-    """Returns how many living workers of an environment hold nothing."""
-    return sum(
-        row.held == 0 and environment in environments_in(info_of(row.info)) for row in seen.living
-    )
