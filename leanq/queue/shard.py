@@ -217,10 +217,11 @@ def _other_shards(told: int, own: int) -> UsageError:
 
 async def _told_shape(shard: Shard) -> tuple[int, float] | None:
     """Returns the last shape written: shards, and the lease in seconds."""
-    (found,) = await shard.ask(("HMGET", shape_key(shard.settings.prefix), "shards", "lease_s"))
+    (found,) = await shard.ask(("HGETALL", shape_key(shard.settings.prefix)))
+    fields = dict(pairs_of(found))
     # No worker has written an unreadable shape, so it says nothing.
-    with contextlib.suppress(TypeError, ValueError):
-        shards, lease_s = int(found[0]), float(found[1])
+    with contextlib.suppress(KeyError, ValueError):
+        shards, lease_s = int(fields[b"shards"]), float(fields[b"lease_s"])
         if 1 <= shards <= 1000:
             return shards, lease_s
     return None
