@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from cachetools import TTLCache
+
 from leanq.errors import QueueFullError
 from leanq.queue.shard import Shard
 
@@ -277,29 +279,27 @@ class MemoryStates:
         most_bytes: int = 256 << 20,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._ttl_s = state_ttl_s
-        self._clock = clock
-        # Least recently used first, with the time of use.
-        self._records: dict[bytes, tuple[float, bytes]] = {}
-        self._bytes = 0
-        self._most_bytes = most_bytes
+        # Setting a record again notes its use.
+        self._records: TTLCache[bytes, bytes] = TTLCache(
+            most_bytes, state_ttl_s, clock, lambda record: _EACH_BYTES + len(record)
+        )
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
         for state, record in records.items():
             parent = parent_of(record)
-            self._use(bytes.fromhex(state), record)
-            if parent in self._records:
-                self._use(parent, self._records[parent][1])
+            self._records[bytes.fromhex(state)] = record
+            if parent is not None and (known := self._records.get(parent)):
+                self._records[parent] = known
 
     async def recall(self, state: str) -> list[bytes] | None:
         records: list[bytes] = []
         at: bytes | None = bytes.fromhex(state)
         while at is not None:
-            if at not in self._records or len(records) == MOST_DEPTH:
+            record = self._records.get(at)
+            if record is None or len(records) == MOST_DEPTH:
                 self.counts["broken"] += bool(records)
                 return None
-            record = self._records[at][1]
-            self._use(at, record)
+            self._records[at] = record
             records.append(record)
             at = parent_of(record)
         return records
@@ -319,26 +319,7 @@ class MemoryStates:
         pass
 
     async def collect(self) -> int:
-        oldest = self._clock() - self._ttl_s
-        unused: list[bytes] = []
-        for state, (used, _) in self._records.items():
-            if used >= oldest or len(unused) == LOOKED_AT_AT_ONCE:
-                break
-            unused.append(state)
-        for state in unused:
-            self._drop(state)
-        return len(unused)
-
-    def _use(self, state: bytes, record: bytes) -> None:
-        self._drop(state)
-        self._records[state] = (self._clock(), record)
-        self._bytes += _EACH_BYTES + len(record)
-        while self._bytes > self._most_bytes:
-            self._drop(next(iter(self._records)))
-
-    def _drop(self, state: bytes) -> None:
-        if found := self._records.pop(state, None):
-            self._bytes -= _EACH_BYTES + len(found[1])
+        return len(list(self._records.expire()))
 
 
 async def _read_chunk(shard: Shard, digest: str) -> bytes:
