@@ -41,7 +41,6 @@ function affinity.best(front, wanted)
   return best
 end
 
--- Notes that the requests before the best one were passed over.
 function affinity.pass_over(front, best)
   for i = 1, best - 1 do
     if not front[i].passed then

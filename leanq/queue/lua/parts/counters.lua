@@ -17,7 +17,6 @@ end
 -- counts as 0.
 function counters.before(name) return tonumber(counters.known[name] or 0) or 0 end
 
--- Returns the value of a counter with what this call added.
 function counters.value(name) return counters.before(name) + (counters.added[name] or 0) end
 
 -- Counts requests that came into an environment: those that wait in a list, and those that joined a run.
@@ -27,16 +26,13 @@ function counters.submitted(environment, waiting, joined)
   counters.add('submitted', waiting + joined)
 end
 
--- Counts requests of an environment that were leased.
 function counters.claimed(environment, n)
   counters.add('claimed', n)
   counters.add('waiting:' .. environment, -n)
 end
 
--- Counts n picks of fair_queue.
 function counters.picked(environment, n) counters.add('turn:' .. environment, n) end
 
--- Counts a claimed request whose worker was warm for it, or was not.
 function counters.found_warm(is_warm) counters.add(is_warm and 'warm_hits' or 'warm_misses', 1) end
 
 -- Counts requests that ended in an environment; the reason may be ''.
@@ -57,7 +53,6 @@ function counters.used(environment, tenant, cpu_ms)
   counters.add('u:' .. environment .. ':' .. tenant, cpu_ms)
 end
 
--- Notes that an environment has requests with an affinity.
 function counters.note_affinity(environment)
   local name = 'affinity:' .. environment
   if counters.before(name) == 0 then redis.call('HSET', tag .. ':stats', name, 1) end

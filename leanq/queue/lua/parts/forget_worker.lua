@@ -1,4 +1,3 @@
--- Removes a worker from the fleet.
 local function forget_worker(worker)
   redis.call('ZREM', tag .. ':workers', worker)
   redis.call('HDEL', tag .. ':info', worker)

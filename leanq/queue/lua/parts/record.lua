@@ -46,5 +46,4 @@ function record.head(r)
     r.run_ms, r.environment, r.client, r.affinity, r.second_affinity, r.lost, r.tenant, r.digest)
 end
 
--- Returns the key of a detached request's body.
 function record.body_key(request_id) return tag .. ':body:' .. request_id end

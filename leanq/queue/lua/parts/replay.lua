@@ -19,7 +19,6 @@ function replay.about()
     slot_bytes = tonumber(r[9]), evicted = tonumber(r[10])}
 end
 
--- Stores the values that change.
 function replay.keep(about)
   redis.call('HSET', replay.key('about'), 'last', replay.text(about.last), 'bytes', about.bytes,
     'seen', replay.text(about.seen), 'capacity', about.capacity, 'slot_bytes', about.slot_bytes,

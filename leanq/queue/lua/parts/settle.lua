@@ -51,7 +51,6 @@ function settle.close_runs(runs, fields)
   end
 end
 
--- Ends the requests that joined the settled runs.
 function settle.end_joined(runs)
   local joined = {}
   for i, run in ipairs(runs) do joined[i] = tag .. ':joined:' .. run.request_id end
@@ -95,7 +94,6 @@ function settle.one(request_id, reply, how, lease, runs)
   runs[#runs + 1] = {request_id = request_id, reply = reply, lease = lease, how = how}
 end
 
--- Counts the settled requests by their ends.
 function settle.count()
   for _, how in ipairs(ends) do
     counters.came(how.way, how.n)
@@ -103,14 +101,12 @@ function settle.count()
   end
 end
 
--- Returns the leases of all settlements, as texts.
 function settle.leases()
   local phases, request_ids = tag .. ':phase', settlements.request_id
   if #request_ids == 1 then return {redis.call('HGET', phases, request_ids[1])} end
   return bulk.call('HMGET', phases, request_ids)
 end
 
--- Returns the key of a reply's upload, which the lease names.
 local function upload_of(request_id, token) return tag .. ':upload:' .. token .. ':' .. request_id end
 
 -- Settles all results. Returns the numbers of two kinds: those whose token was not current, and those whose

@@ -71,7 +71,6 @@ function single_flight.join(request_id, run_id, digest, submitted, isolated)
   return true
 end
 
--- Lets nothing more join this run.
 function single_flight.close(run_id, lease)
   local key = single_flight.key(lease.environment, lease.digest)
   if redis.call('HGET', tag .. ':phase', key) == run_id then redis.call('HDEL', tag .. ':phase', key) end
