@@ -1,4 +1,35 @@
-"""Every exception of leanq, as a tree: below a class stand those that are special cases of it.
+"""Every exception of leanq.
+
+::
+
+    LeanQError
+    ├── UsageError                the caller's input is wrong; nothing was sent
+    │   ├── InvalidRequestError       a field is malformed, empty or out of range
+    │   ├── TooLargeError             the request is larger than the queue takes
+    │   ├── ConflictError             something else was submitted by this name
+    │   ├── RecipeError               bytes that are not an exported state, or a damaged one
+    │   ├── UnknownStateError         the queue does not know the state
+    │   └── UnknownEnvironmentError   no worker has ever offered the environment
+    ├── QueueError                the queue could not take or answer the request
+    │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
+    │   │   └── NotPermittedError         its rules do not let this user do what was asked
+    │   │       └── LoginError                it asks for a password, or refuses the one it got
+    │   ├── NoWorkerError             no worker is alive for the environment
+    │   ├── QueueFullError            back-pressure; carries ``retry_after_s``
+    │   ├── StalledError              a batch is with the fleet, and none of it ends
+    │   └── LostError                 the server forgot the request
+    ├── ClosedError               the client was closed while the request was outstanding
+    ├── RequestError              a worker answered that it cannot carry the request out
+    ├── NoRewardError             a verdict that says nothing about the proof has no reward
+    ├── TargetError               a fleet's platform could not be asked, or refused an order
+    ├── DataError                 bytes from outside that cannot be read; they may be hostile
+    │   ├── WireError                 from the queue: not a message of leanq's
+    │   │   └── NewerMessageError         one of a later release than this one
+    │   ├── AuditError                from Lean: not a compiled file that can be audited
+    │   └── ReplError                 from a REPL: not an answer that can be trusted
+    └── WorkerError               trouble on a worker's machine, never a candidate's fault
+        ├── ToolchainError            no usable Lean, or an environment that cannot be read
+        └── SandboxError              a Lean process could not be started or watched
 
 A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``cancelled``,
 ``poisoned`` and ``expired`` arrive as replies. Every error can be pickled.
@@ -11,7 +42,13 @@ from urllib.parse import unquote, urlsplit
 
 
 class LeanQError(Exception):
-    """The root of the tree. Its text is one line, made for people."""
+    """The root of the tree. Its text is one line, made for people.
+
+    Further arguments are attributes too; pickle rebuilds an error from its arguments.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class UsageError(LeanQError):
@@ -63,12 +100,8 @@ class NotPermittedError(UnavailableError):
     """
 
     def __init__(self, text: str, right: str) -> None:
-        # Both are arguments of the base too, since pickle rebuilds the error from those.
         super().__init__(text, right)
         self.right = right
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class LoginError(NotPermittedError):
@@ -89,12 +122,8 @@ class QueueFullError(QueueError):
     """
 
     def __init__(self, text: str, retry_after_s: float) -> None:
-        # Both are arguments of the base too, since pickle rebuilds the error from those.
         super().__init__(text, retry_after_s)
         self.retry_after_s = retry_after_s
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class StalledError(QueueError):

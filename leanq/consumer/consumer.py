@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from leanq.consumer.claim_state import ClaimState
 from leanq.consumer.held_requests import HeldRequests
 from leanq.consumer.membership import Membership
-from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
+from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue.results import Claimed, Renewed, Settlement, Stop, Times
@@ -51,8 +51,8 @@ class WorkerTimings:
 
     block_s: float = 30.0
     leave_s: float = 4.0
-    pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S
-    claimed_ahead_wait_s: float = CLAIMED_AHEAD_WAIT_S
+    pause_after_failure_s: float = 2.0
+    claimed_ahead_wait_s: float = 0.25
     exit_when_idle_s: float = math.inf
     exit_when_away_s: float = math.inf
 

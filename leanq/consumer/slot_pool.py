@@ -15,15 +15,10 @@ from collections.abc import Callable, Iterator
 from leanq.errors import WorkerError
 from leanq.queue.settings import Settings
 
-CLAIMED_AHEAD_WAIT_S = 0.25
-"""Seconds that a request claimed ahead waits for a slot before it is given back."""
-PAUSE_AFTER_FAILURE_S = 2.0
-"""Seconds without claims after a worker's machine has failed."""
-
 # Claim ahead only if requests take less than this on average: beyond it a round trip hardly counts.
 _SHORT_S = 0.05
 _MAX_WAITING = 64
-# The weight of the newest value in an average. One wait of CLAIMED_AHEAD_WAIT_S then stops claiming
+# The weight of the newest value in an average. One wait of 0.25 s for a slot stops claiming
 # ahead.
 _NEWEST_WEIGHT = 0.2
 # A request's attempts: a worker that is alone condemns the request that breaks it.
@@ -162,7 +157,7 @@ class SlotPool:
         count: int,
         changed: Callable[[], None],
         *,
-        pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S,
+        pause_after_failure_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = SlotCounter(count)
