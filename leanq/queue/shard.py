@@ -53,14 +53,6 @@ class Shard:
         self.keys = Keys(settings.prefix, shard, settings.shards)
         self.reply_ttl_ms = int(settings.reply_ttl_s * 1000)
         self.lease_ms = int(settings.lease_s * 1000)
-        # Arguments that scripts take from the queue's settings.
-        self._constants = {
-            "lease_ms": self.lease_ms,
-            "reply_ttl_ms": self.reply_ttl_ms,
-            "remember_ms": int(settings.remember_s * 1000),
-            "max_attempts": settings.max_attempts,
-            "max_waiting": settings.max_waiting,
-        }
         address = Address(settings.url, settings.written)
         self._commands = Link(address)
         self._blocking = Link(address)
@@ -95,7 +87,7 @@ class Shard:
         replies.
         """
         script = SCRIPTS[name]
-        own = {name: value for name, value in self._constants.items() if name in script.names}
+        own = {name: read(self) for name, read in _OWN.items() if name in script.names}
         args = script.values({**own, **arguments})
         first = [
             ("SET", key, data, "PX", self.reply_ttl_ms) for key, data in (uploads or {}).items()
@@ -172,6 +164,16 @@ class Shard:
     async def ping(self) -> Mapping[str, Any]:
         """Returns the server's INFO; raises UnavailableError."""
         return cast("Mapping[str, Any]", await self.call(lambda c: c.info()))
+
+
+# Arguments that scripts take from the queue's settings.
+_OWN: Mapping[str, Callable[[Shard], int]] = {
+    "lease_ms": lambda shard: shard.lease_ms,
+    "reply_ttl_ms": lambda shard: shard.reply_ttl_ms,
+    "remember_ms": lambda shard: int(shard.settings.remember_s * 1000),
+    "max_attempts": lambda shard: shard.settings.max_attempts,
+    "max_waiting": lambda shard: shard.settings.max_waiting,
+}
 
 
 async def check_shape(shard: Shard) -> None:
