@@ -46,12 +46,9 @@ class LocalTarget(JobTarget):
 
     async def jobs(self, environment: str) -> list[Job]:
         self._going = [process for process in self._going if process.poll() is None]
-        now_s = time.monotonic()
-        return [
-            Job(name, name, False, now_s - since_s)
-            for name, (process, since_s) in self._workers.items()
-            if process.poll() is None
-        ]
+        alive = {name: each for name, each in self._workers.items() if each[0].poll() is None}
+        self._workers, now_s = alive, time.monotonic()
+        return [Job(name, name, False, now_s - since_s) for name, (_, since_s) in alive.items()]
 
     async def start(self, environment: str, count: int) -> None:
         for _ in range(count):
