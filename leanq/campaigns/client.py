@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -23,7 +23,9 @@ from leanq.campaigns.coordinator import Plan
 from leanq.campaigns.results import read_results
 from leanq.campaigns.rq_connection import NO_CLUSTER, rq_url, submitted_campaigns
 from leanq.campaigns.submitted import (
+    Change,
     SubmittedCampaign,
+    changed,
     report_on,
     results_of,
     submit_rows,
@@ -37,8 +39,6 @@ from leanq.queue.settings import Settings
 if TYPE_CHECKING:
     from leanq.campaigns.rq_queue import Campaigns
 
-Change = Literal["pause", "resume", "cancel", "retry"]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -46,31 +46,6 @@ Records = list[dict[str, Any]]
 SubmittedCampaigns = list[SubmittedCampaign]
 
 _CONNECT_S, _TIMEOUT_S = 10.0, 60.0
-
-
-class CampaignRoute(Protocol):
-    """The way from a client to campaigns. Its methods block, and raise as those of
-    :class:`CampaignsClient` do."""
-
-    def submit(
-        self, rows: bytes, options: Check, *, first_success: bool, request_id: str | None
-    ) -> SubmittedCampaign:
-        """Starts a campaign over JSON lines."""
-
-    def list(self) -> SubmittedCampaigns:
-        """Returns all campaigns, in any order."""
-
-    def show(self, id_: str) -> SubmittedCampaign:
-        """Returns one campaign."""
-
-    def change(self, id_: str, how: Change) -> SubmittedCampaign:
-        """Changes a campaign, and returns it."""
-
-    def report(self, id_: str) -> dict[str, Any]:
-        """Returns the figures of a finished campaign."""
-
-    def results(self, id_: str) -> Records:
-        """Returns the records of a finished campaign."""
 
 
 class CampaignsClient:
@@ -237,23 +212,19 @@ class OverRedis:
                 found, _ = submit_rows(campaigns, Path(named), rows, plan, request_id)
             except OSError as error:
                 raise UsageError(f"LEANQ_CAMPAIGNS: {error.filename}: {error.strerror}") from None
-            return SubmittedCampaign.of(found)
+            return found.shown()
 
     def list(self) -> SubmittedCampaigns:
         with self._campaigns() as campaigns:
-            return [SubmittedCampaign.of(each) for each in campaigns.list()]
+            return [each.shown() for each in campaigns.list()]
 
     def show(self, id_: str) -> SubmittedCampaign:
         with self._campaigns() as campaigns:
-            return SubmittedCampaign.of(campaigns.show(id_))
+            return campaigns.show(id_).shown()
 
     def change(self, id_: str, how: Change) -> SubmittedCampaign:
         with self._campaigns() as campaigns:
-            found = SubmittedCampaign.of(campaigns.show(id_))
-            if how == "cancel" and found.ended:
-                return found
-            getattr(campaigns, how)(id_)
-            return SubmittedCampaign.of(campaigns.show(id_))
+            return changed(campaigns, id_, how).shown()
 
     def report(self, id_: str) -> dict[str, Any]:
         return report_on(self._results(id_))
@@ -334,6 +305,11 @@ class OverHttp:
         if not answer.is_success:
             raise problem_in(answer)
         return answer
+
+
+CampaignRoute = OverRedis | OverHttp
+"""The way from a client to campaigns. Its methods block, and raise as those of
+:class:`CampaignsClient` do."""
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any
@@ -37,7 +37,9 @@ from rq.serializers import JSONSerializer
 from rq.utils import decode_redis_hash
 
 from leanq.campaigns.campaign import Campaign, State
+from leanq.campaigns.submitted import SubmittedCampaign
 from leanq.errors import UsageError
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 
 # Unlimited in practice: on preemptible machines, coordinators die all day.
 RETRIES = 1_000_000
@@ -112,36 +114,36 @@ class _DequeuedJobs(IntermediateQueue):
 
 
 @dataclass(frozen=True, slots=True)
-class CampaignStatus:
-    """A submitted campaign, and how far it is.
+class CampaignStatus(SubmittedCampaign):
+    """A submitted campaign with what its owner alone may know.
 
     Attributes:
         starts_at: when a scheduled campaign starts.
         after: the campaigns that a waiting one waits for.
-        rows: rows done.
-        total: rows of the data set; ``None`` if unknown.
-        counts: records by :func:`.journal.kind`.
-        bad_rows: the first rows that could not be checked, with their lines.
-        warnings: the coordinator's warnings.
         resumed: what the last coordinator found done, if it resumed the campaign.
         error: why the campaign failed, or why its next start is delayed.
         digest: the one that :meth:`Campaigns.submit_once` got.
     """
 
-    id: str
-    state: State
     campaign: Campaign
-    submitted_at: datetime
     starts_at: datetime | None
     after: Sequence[str]
-    rows: int
-    total: int | None
-    counts: Mapping[str, int]
-    bad_rows: Sequence[str]
-    warnings: Sequence[str]
     resumed: str | None
     error: str | None
     digest: str | None
+
+    @property
+    def tenant(self) -> str:
+        return self.campaign.plan.options.get("tenant", "default")
+
+    @property
+    def problems(self) -> list[str]:
+        """All that went wrong, the gravest first."""
+        return [*filter(None, [self.error]), *self.warnings, *self.bad_rows]
+
+    def shown(self) -> SubmittedCampaign:
+        """Returns the part that callers see, without the places of its files."""
+        return SubmittedCampaign(*(getattr(self, each.name) for each in fields(SubmittedCampaign)))
 
 
 class Campaigns:
@@ -304,18 +306,20 @@ class Campaigns:
                 starts_at = self.queue.scheduled_job_registry.get_scheduled_time(job)
         elif state == "waiting":
             after = [other.id for other in job.fetch_dependencies()]
+        campaign = Campaign.of(job.args[0])
         return CampaignStatus(
             id=job.id,
             state=state,
-            campaign=Campaign.of(job.args[0]),
+            environment=campaign.plan.options.get("env", DEFAULT_ENVIRONMENT),
+            campaign=campaign,
             submitted_at=job.created_at,
             starts_at=starts_at,
             after=after,
             rows=progress.get("rows", 0),
             total=progress.get("total"),
             counts=progress.get("counts", {}),
-            bad_rows=job.meta.get("bad_rows", ()),
-            warnings=job.meta.get("warnings", ()),
+            bad_rows=job.meta.get("bad_rows", []),
+            warnings=job.meta.get("warnings", []),
             resumed=job.meta.get("resumed"),
             error=job.meta.get("error"),
             digest=job.meta.get(DIGEST),

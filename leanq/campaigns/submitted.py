@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -25,6 +25,8 @@ from leanq.errors import ConflictError, InvalidRequestError, UsageError
 
 if TYPE_CHECKING:
     from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
+
+Change = Literal["pause", "resume", "cancel", "retry"]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,48}")
 
@@ -48,28 +50,13 @@ class SubmittedCampaign:
 
     id: str
     state: State
-    environment: str | None
+    environment: str
     submitted_at: datetime
     rows: int
     total: int | None
     counts: Mapping[str, int]
     bad_rows: Sequence[str]
     warnings: Sequence[str]
-
-    @classmethod
-    def of(cls, status: CampaignStatus) -> Self:
-        """Returns the part of a status that callers see, without the places of its files."""
-        return cls(
-            status.id,
-            status.state,
-            status.campaign.plan.options.get("env"),
-            status.submitted_at,
-            status.rows,
-            status.total,
-            dict(status.counts),
-            list(status.bad_rows),
-            list(status.warnings),
-        )
 
     @property
     def ended(self) -> bool:
@@ -178,6 +165,17 @@ def _digest(rows: bytes, plan: Plan) -> str:
         plan.first_success,
     )
     return blake2b(rows, digest_size=16, key=blake2b(repr(chosen).encode()).digest()).hexdigest()
+
+
+def changed(campaigns: Campaigns, id_: str, how: Change) -> CampaignStatus:
+    """Changes a campaign, and returns it; cancelling an ended one does nothing.
+
+    Raises:
+        UsageError: there is no such campaign, or its state does not allow the change.
+    """
+    if not (how == "cancel" and campaigns.show(id_).ended):
+        getattr(campaigns, how)(id_)
+    return campaigns.show(id_)
 
 
 def results_of(status: CampaignStatus) -> Path:

@@ -9,41 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-import msgspec
-import redis
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from leanq.campaigns.coordinator import Plan
-from leanq.campaigns.submitted import (
-    SubmittedCampaign,
-    folder_of,
-    report_on,
-    results_of,
-    submit_rows,
-)
-from leanq.errors import UnavailableError, UsageError
+from leanq.campaigns.submitted import Change, changed, folder_of, report_on, results_of, submit_rows
+from leanq.errors import UsageError
 from leanq.gateway.access import Submitter
-from leanq.gateway.interface import access_of, lean_of
+from leanq.gateway.interface import access_of, json_response, lean_of
+from leanq.gateway.keys import Key
 from leanq.producer.request_builder import Check
 
 if TYPE_CHECKING:
     from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
-    from leanq.gateway.keys import Key
-
-_T = TypeVar("_T")
-
-Change = Literal["pause", "resume", "retry"]
 
 _MOST_UNFINISHED = 16
 _WINDOW = 1000
 # Nothing removes the files of campaigns, and a tenant can start any number.
 _FOLDER_BYTES = 4 << 30
-_ENDED = frozenset({"finished", "failed", "cancelled"})
 
 _EXAMPLE = (
     '{"id": 1, "code": "theorem t (p : Prop) (h : p) : p := h"}\n'
@@ -56,6 +42,9 @@ router = APIRouter(prefix="/campaigns", tags=["Campaigns"])
 class TenantCampaigns:
     """The campaigns that came over HTTP. Its methods block; call them in a thread.
 
+    They raise HTTPException: 404, the key's tenant has no such campaign; 409, its state does not
+    allow the call; 429, the tenant has too many unfinished ones.
+
     Args:
         campaigns: the campaigns in RQ.
         folder: the folder of rows and results, which campaign workers reach too.
@@ -66,15 +55,9 @@ class TenantCampaigns:
         self._folder = folder
 
     def start(
-        self,
-        key: Key,
-        rows: bytes,
-        options: Check,
-        request_id: str | None,
-        *,
-        first_success: bool,
+        self, key: Key, rows: bytes, options: Check, request_id: str | None, *, first_success: bool
     ) -> tuple[CampaignStatus, bool]:
-        """Writes the rows and submits the campaign, unless this ``request_id`` already did.
+        """Submits a campaign over rows, unless this ``request_id`` already did.
 
         Returns:
             The campaign, and True if it is new.
@@ -82,8 +65,7 @@ class TenantCampaigns:
         Raises:
             ConflictError: the ``request_id`` came before with other rows or options.
             UsageError: there are no rows, or the options are wrong.
-            HTTPException: 429, the tenant has too many unfinished campaigns; 413, its files
-                together are too large.
+            HTTPException: 413, the tenant's files together are too large.
         """
         plan = Plan(
             {**options, "tenant": key.tenant},
@@ -110,70 +92,39 @@ class TenantCampaigns:
         return sorted(own, key=lambda each: each.submitted_at, reverse=True)
 
     def show(self, key: Key, id_: str) -> CampaignStatus:
-        """Returns one campaign of the tenant.
-
-        Raises:
-            HTTPException: 404, the tenant has no such campaign.
-        """
-        try:
+        """Returns one campaign of the tenant."""
+        with contextlib.suppress(UsageError):
             found = self._campaigns.show(id_)
-        except UsageError:
-            found = None
-        if found is None or not self._is_own(key, found):
-            raise HTTPException(404, f"there is no campaign {id_!r:.80} of this key's tenant")
-        return found
-
-    def _check_room(self, key: Key) -> None:
-        unfinished = [each for each in self.all_of(key) if each.state not in _ENDED]
-        if len(unfinished) >= _MOST_UNFINISHED:
-            raise HTTPException(
-                429,
-                f"{len(unfinished)} campaigns of the tenant have not ended; end one, or wait",
-                {"Retry-After": "60"},
-            )
+            if self._is_own(key, found):
+                return found
+        raise HTTPException(404, f"there is no campaign {id_!r:.80} of this key's tenant")
 
     def change(self, key: Key, id_: str, how: Change) -> CampaignStatus:
-        """Pauses, resumes or retries one campaign of the tenant.
-
-        Raises:
-            HTTPException: 404, as of :meth:`show`; 409, its state does not allow it; 429, for a
-                retry, if the tenant has too many unfinished campaigns.
-        """
+        """Changes one campaign of the tenant; cancelling an ended one does nothing."""
         self.show(key, id_)
         if how == "retry":
             self._check_room(key)
-        change = {
-            "pause": self._campaigns.pause,
-            "resume": self._campaigns.resume,
-            "retry": self._campaigns.retry,
-        }[how]
         try:
-            change(id_)
+            return changed(self._campaigns, id_, how)
         except UsageError as error:
             raise HTTPException(409, str(error)) from None
-        return self.show(key, id_)
-
-    def end(self, key: Key, id_: str) -> CampaignStatus:
-        """Ends one campaign of the tenant, unless it has ended."""
-        if self.show(key, id_).state not in _ENDED:
-            self._campaigns.cancel(id_)
-        return self.show(key, id_)
 
     def results(self, key: Key, id_: str) -> Path:
-        """Returns the file of its results.
-
-        Raises:
-            HTTPException: 404, as of :meth:`show`; 409, it has no results.
-        """
+        """Returns the file of its results."""
         found = self.show(key, id_)
         try:
             return results_of(found)
         except UsageError as error:
             raise HTTPException(409, str(error)) from None
 
-    def report(self, key: Key, id_: str) -> dict[str, Any]:
-        """Returns the figures of its report; raises as :meth:`results`."""
-        return report_on(self.results(key, id_))
+    def _check_room(self, key: Key) -> None:
+        unfinished = sum(not each.ended for each in self.all_of(key))
+        if unfinished >= _MOST_UNFINISHED:
+            raise HTTPException(
+                429,
+                f"{unfinished} campaigns of the tenant have not ended; end one, or wait",
+                {"Retry-After": "60"},
+            )
 
     def _is_own(self, key: Key, status: CampaignStatus) -> bool:
         return Path(status.campaign.data).parent == folder_of(self._folder, key.tenant)
@@ -189,20 +140,17 @@ def _bytes_in(folder: Path) -> int:
     return taken
 
 
-async def _done(request: Request, work: Callable[[TenantCampaigns], _T]) -> _T:
-    campaigns = cast("TenantCampaigns | None", request.app.state.campaigns)
-    if campaigns is None:
+async def _tenants_of(request: Request) -> TenantCampaigns:
+    tenants = cast("TenantCampaigns | None", request.app.state.campaigns)
+    if tenants is None:
         raise HTTPException(
             404, "this gateway takes no campaigns; it was started without --campaigns"
         )
-    try:
-        return await asyncio.to_thread(work, campaigns)
-    except redis.RedisError as error:
-        raise UnavailableError(f"RQ's Redis: {error}") from None
+    return tenants
 
 
-def _json(content: Any, **how: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json", **how)
+# FastAPI runs the handlers below that are not asynchronous in threads.
+_Tenants = Annotated[TenantCampaigns, Depends(_tenants_of)]
 
 
 @router.post(
@@ -226,6 +174,7 @@ def _json(content: Any, **how: Any) -> Response:
 )
 async def start(
     request: Request,
+    tenants: _Tenants,
     key: Submitter,
     environment: str | None = None,
     timeout_s: Annotated[float, Query(gt=0)] = 60.0,
@@ -240,68 +189,54 @@ async def start(
     ] = None,
 ) -> Response:
     """The fleet's campaign workers check its rows, however long that takes."""
-    access, lean = access_of(request), lean_of(request)
+    access = access_of(request)
     env = access.environment(key, environment)
-    access.admit(key, 1, lean)
+    access.admit(key, 1, lean_of(request))
     rows = await request.body()
     options = Check(env=env, timeout_s=timeout_s, priority=priority)
-    made, is_new = await _done(
-        request,
-        lambda campaigns: campaigns.start(
-            key, rows, options, request_id, first_success=first_success
-        ),
+    made, is_new = await asyncio.to_thread(
+        tenants.start, key, rows, options, request_id, first_success=first_success
     )
-    return _json(
-        SubmittedCampaign.of(made),
-        status_code=201 if is_new else 200,
-        headers={"Location": f"/v1/campaigns/{made.id}"},
-    )
+    headers = {"Location": f"/v1/campaigns/{made.id}"}
+    return json_response(made.shown(), status_code=201 if is_new else 200, headers=headers)
 
 
 @router.get("", summary="The tenant's campaigns")
-async def list_(request: Request, key: Submitter) -> Response:
+def list_(tenants: _Tenants, key: Submitter) -> Response:
     """The newest first."""
-    found = await _done(request, lambda campaigns: campaigns.all_of(key))
-    return _json({"campaigns": [SubmittedCampaign.of(each) for each in found]})
+    return json_response({"campaigns": [each.shown() for each in tenants.all_of(key)]})
 
 
 @router.get("/{id_}", summary="A campaign's state and progress")
-async def show(request: Request, key: Submitter, id_: str) -> Response:
+def show(tenants: _Tenants, key: Submitter, id_: str) -> Response:
     """`rows` of `total` are done; `counts` has their verdicts."""
-    return _json(
-        SubmittedCampaign.of(await _done(request, lambda campaigns: campaigns.show(key, id_)))
-    )
+    return json_response(tenants.show(key, id_).shown())
 
 
 @router.delete("/{id_}", summary="End a campaign")
-async def end(request: Request, key: Submitter, id_: str) -> Response:
+def end(tenants: _Tenants, key: Submitter, id_: str) -> Response:
     """A campaign that has ended stays as it is. The operator keeps its rows and records."""
-    return _json(
-        SubmittedCampaign.of(await _done(request, lambda campaigns: campaigns.end(key, id_)))
-    )
+    return json_response(tenants.change(key, id_, "cancel").shown())
 
 
 @router.post("/{id_}/{how}", summary="Pause, resume or retry a campaign")
-async def change(request: Request, key: Submitter, id_: str, how: Change) -> Response:
+def change(
+    tenants: _Tenants, key: Submitter, id_: str, how: Literal["pause", "resume", "retry"]
+) -> Response:
     """`pause` withdraws its requests in flight, `resume` goes on, and finished rows stay. `retry`
     goes on with a campaign that failed or was ended. In a finished one, it repeats the rows without
     a verdict from Lean. 409 if its state does not allow the change.
     """
-    return _json(
-        SubmittedCampaign.of(
-            await _done(request, lambda campaigns: campaigns.change(key, id_, how))
-        )
-    )
+    return json_response(tenants.change(key, id_, how).shown())
 
 
 @router.get("/{id_}/report", summary="A finished campaign's figures")
-async def report(request: Request, key: Submitter, id_: str) -> Response:
+def report(tenants: _Tenants, key: Submitter, id_: str) -> Response:
     """Verdicts, pass@k, times, and slow or flaky rows."""
-    return _json(await _done(request, lambda campaigns: campaigns.report(key, id_)))
+    return json_response(report_on(tenants.results(key, id_)))
 
 
 @router.get("/{id_}/results", response_class=FileResponse, summary="A finished campaign's results")
-async def results(request: Request, key: Submitter, id_: str) -> Response:
+def results(tenants: _Tenants, key: Submitter, id_: str) -> Response:
     """One record a line, for each row or for each of its texts."""
-    path = await _done(request, lambda campaigns: campaigns.results(key, id_))
-    return FileResponse(path, media_type="application/x-ndjson")
+    return FileResponse(tenants.results(key, id_), media_type="application/x-ndjson")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from fastapi import FastAPI, Request
+import msgspec
+from fastapi import FastAPI, Request, Response
 
 from leanq import __version__
 from leanq.gateway.access import Access
@@ -36,6 +37,11 @@ def new_interface(
     app.state.access = access
     app.state.ending = ending
     return app
+
+
+def json_response(content: Any, **how: Any) -> Response:
+    """Returns an answer in JSON."""
+    return Response(msgspec.json.encode(content), media_type="application/json", **how)
 
 
 def lean_of(request: Request) -> GatewayClient:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -21,7 +21,7 @@ from leanq.gateway.bodies import Bounds
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import while_connected
 from leanq.gateway.groups import Group, in_turns
-from leanq.gateway.interface import access_of, lean_of
+from leanq.gateway.interface import access_of, json_response, lean_of
 from leanq.gateway.kimina_results import result_of
 from leanq.gateway.operation_routes import OperationRoute
 from leanq.lean.syntax import split_header
@@ -149,7 +149,7 @@ async def check(body: CheckRequest, request: Request, key: Submitter) -> Respons
         {"id": snippet.id, **result_of(end, body.timeout, debug=body.debug)}
         async for snippet, end in in_turns(zip(body.snippets, ends, strict=True))
     ]
-    return _json({"results": results})
+    return json_response({"results": results})
 
 
 @operations.post("/one_pass_verify_batch", include_in_schema=False)
@@ -170,7 +170,7 @@ async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Respo
                 **({"leanq": result["leanq"]} if "leanq" in result else {}),
             }
         )
-    return _json({"results": results})
+    return json_response({"results": results})
 
 
 @router.get("/health/", include_in_schema=False)
@@ -269,7 +269,3 @@ def _budget_s(code: str, timeout_s: int) -> float:
 def _not_empty(code: str) -> str:
     """Kimina accepts an empty text; leanq accepts it as a comment."""
     return code if code.strip() else f"{code}--"
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

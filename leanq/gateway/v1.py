@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
+import redis
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from leanq.errors import LeanQError
+from leanq.errors import LeanQError, UnavailableError
 from leanq.gateway import campaigns
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access, Submitter, Watcher
 from leanq.gateway.batches import BatchResponse
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone, while_connected
-from leanq.gateway.interface import access_of, lean_of, new_interface
+from leanq.gateway.interface import access_of, json_response, lean_of, new_interface
 from leanq.gateway.keys import Key
 from leanq.gateway.operation_routes import MAX_WAIT_S, Direct, OperationRoute
 from leanq.gateway.operations import options_in, options_of_state, prepared_of
@@ -70,6 +70,7 @@ def make_v1(
     app.state.campaigns = tenants
     for kind in (LeanQError, RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, _problem)
+    app.add_exception_handler(redis.RedisError, _rq_unavailable)
     for gone in (ClientGoneError, ClientDisconnect):
         app.add_exception_handler(gone, client_gone)
     app.include_router(operations)
@@ -80,6 +81,10 @@ def make_v1(
 
 async def _problem(_: Request, error: Exception) -> Response:
     return response_of(error)
+
+
+async def _rq_unavailable(_: Request, error: Exception) -> Response:
+    return response_of(UnavailableError(f"RQ's Redis: {error}"))
 
 
 @operations.post("/check", responses=_ENDS, summary="Lean's verdict on a text")
@@ -162,7 +167,7 @@ async def import_(request: Request, key: Submitter, environment: str | None = No
     prepared = lean.builder.import_(exported, options_in(key, access, environment))
     reply = await while_connected(request, lean.patient_reply(key.tenant, prepared))
     prepared.read(reply)
-    return _json({"state": access.sealed(key, reply).state})
+    return json_response({"state": access.sealed(key, reply).state})
 
 
 @router.post(
@@ -195,7 +200,7 @@ async def batch(request: Request, key: Submitter) -> Response:
 async def status(request: Request, key: Watcher) -> Response:
     """The environments that the key may use, at this moment."""
     looks: Looks = request.app.state.looks
-    return _json(
+    return json_response(
         {
             "environments": environments_for(key, await looks.look()),
             "tenant": key.tenant,
@@ -229,18 +234,16 @@ async def _answer(
 
 def _pending(name: str) -> Response:
     headers = {"Location": f"/v1/requests/{name}", "Retry-After": "1"}
-    return _json({"request_id": name, "status": "pending"}, status_code=202, headers=headers)
+    return json_response(
+        {"request_id": name, "status": "pending"}, status_code=202, headers=headers
+    )
 
 
 def _result(request: Request, key: Key, reply: Reply, name: str) -> Response:
-    return _json(models.result_of(access_of(request).sealed(key, reply), name))
+    return json_response(models.result_of(access_of(request).sealed(key, reply), name))
 
 
 async def _known(pending: Pending, wait: float) -> None:
     """Waits for the queue to take the request, and then up to ``wait`` seconds for its end."""
     await pending.known()
     await pending.wait(wait)
-
-
-def _json(content: dict[str, Any], **how: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json", **how)

@@ -9,11 +9,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from leanq.campaigns.report.figures import summarise
 from leanq.campaigns.report.outcomes import outcomes
@@ -34,29 +31,6 @@ _MOST = 100
 _MOST_CHANGES = 100
 
 
-class CampaignRow(msgspec.Struct, frozen=True):
-    """One campaign, as the page shows it.
-
-    Attributes:
-        tenant, environment: of its requests.
-        rows: rows done, of ``total`` (None: unknown).
-        counts: records by verdict.
-        data, out: paths on the machine where it runs.
-    """
-
-    id: str
-    state: str
-    tenant: str
-    environment: str
-    data: str
-    out: str
-    rows: int
-    total: int | None
-    counts: Mapping[str, int]
-    submitted_at: datetime
-    problems: Sequence[str]
-
-
 class CampaignBoard:
     """The campaigns in RQ's Redis.
 
@@ -70,7 +44,7 @@ class CampaignBoard:
         self._due_s = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._reporting = asyncio.Lock()
-        self.rows: Sequence[CampaignRow] = ()
+        self.rows: Sequence[CampaignStatus] = ()
         self.trouble = ""
         # The package to install before there can be campaigns.
         self.missing = ""
@@ -87,11 +61,7 @@ class CampaignBoard:
         if first:
             await asyncio.wait({self._looking}, timeout=_FIRST_LOOK_S)
 
-    def find(self, id_: str) -> CampaignRow | None:
-        """Returns the campaign with this id."""
-        return next((row for row in self.rows if row.id == id_), None)
-
-    async def report(self, row: CampaignRow) -> list[Section]:
+    async def report(self, status: CampaignStatus) -> list[Section]:
         """Returns the report on a campaign's results.
 
         Raises:
@@ -99,7 +69,7 @@ class CampaignBoard:
         """
         # A report reads all results, so make one at a time.
         async with self._reporting:
-            return await asyncio.to_thread(_report, row.out)
+            return await asyncio.to_thread(_report, status.campaign.out)
 
     async def _look(self) -> None:
         try:
@@ -113,28 +83,9 @@ class CampaignBoard:
             log.warning("the page's campaigns: %s", error)
             self.trouble = "RQ's Redis did not tell; the gateway's log says why"
 
-    def _rows(self) -> list[CampaignRow]:
+    def _rows(self) -> list[CampaignStatus]:
         with submitted_campaigns(self._url, self._prefix) as campaigns:
-            found = [_row_of(status) for status in campaigns.list()]
-        return sorted(found, key=lambda row: row.submitted_at.timestamp(), reverse=True)[:_MOST]
-
-
-def _row_of(status: CampaignStatus) -> CampaignRow:
-    options: Mapping[str, Any] = status.campaign.plan.options
-    said = (status.error, *status.warnings, *status.bad_rows)
-    return CampaignRow(
-        id=status.id,
-        state=status.state,
-        tenant=str(options.get("tenant", "default")),
-        environment=str(options.get("env", "default")),
-        data=status.campaign.data,
-        out=status.campaign.out,
-        rows=status.rows,
-        total=status.total,
-        counts=dict(status.counts),
-        submitted_at=status.submitted_at,
-        problems=[text for text in said if text],
-    )
+            return sorted(campaigns.list(), key=lambda row: row.submitted_at, reverse=True)[:_MOST]
 
 
 def _report(path: str) -> list[Section]:
@@ -143,5 +94,4 @@ def _report(path: str) -> list[Section]:
             "the results are not on the gateway's machine, or not complete yet: they are at "
             f"{path} where the campaign's worker runs; 'leanq campaign report' reads them there"
         )
-    records = outcomes(read_results(path), path)
-    return list(sections(summarise(records), None, None, _MOST_CHANGES))
+    return list(sections(summarise(outcomes(read_results(path), path)), None, None, _MOST_CHANGES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
@@ -314,6 +315,7 @@ def _templates() -> Environment:
     )
     made.filters |= {
         "duration": _brief,
+        "age": lambda at_s: _brief(time.time() - at_s),
         "number": lambda n: "–" if n is None else f"{n:,}",
         "rate": lambda n: "–" if n is None else f"{n:,.1f}",
         "percent": lambda n: "–" if n is None else f"{100 * n:.1f} %",
@@ -521,7 +523,8 @@ async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
     _check_watches(viewer)
     overview = await page.overview(viewer)
     board = overview.looks.campaigns
-    row = board.find(request.path_params["campaign_id"])
+    id_ = request.path_params["campaign_id"]
+    row = next((row for row in board.rows if row.id == id_), None)
     if row is None or not viewer.owns(row.tenant, row.environment):
         raise HTTPException(404, "no such campaign is known to you")
     parts, trouble = None, ""
