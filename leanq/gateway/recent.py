@@ -27,7 +27,6 @@ class Ended:
     queued_s: float
     cpu_s: float
     wall_s: float
-    attempts: int
 
 
 @dataclass(slots=True)
@@ -57,8 +56,7 @@ class RecentRequest:
         """Keeps the parts of its end that lists show."""
         self.pending = None
         if isinstance(end, Reply):
-            times = end.queued_s, end.cpu_s, end.wall_s
-            self.ended = Ended(end.verdict or "", *times, end.attempts)
+            self.ended = Ended(end.verdict or "", end.queued_s, end.cpu_s, end.wall_s)
 
 
 class RecentRequests:

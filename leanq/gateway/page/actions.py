@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fastapi import HTTPException
+
 from leanq.errors import InvalidRequestError, UsageError
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.viewers import Viewer
@@ -13,15 +15,11 @@ from leanq.queue.results import DeadLetter
 from leanq.queue.settings import check_name
 
 
-class ForbiddenError(Exception):
-    """The caller may not change this."""
-
-
 async def retry(lean: GatewayClient, viewer: Viewer, request_id: str) -> str:
     """Sends a dead letter again; returns its new id.
 
     Raises:
-        ForbiddenError: the viewer may not submit.
+        HTTPException: 403, the viewer may not submit.
         UsageError: the viewer has no such dead letter.
         LeanQError: it cannot be sent.
     """
@@ -46,14 +44,14 @@ async def pause(
     """Pauses an environment's or a tenant's requests, or resumes them.
 
     Raises:
-        ForbiddenError: the viewer does not operate the fleet.
+        HTTPException: 403, the viewer does not operate the fleet.
         UsageError: a malformed name.
         UnknownEnvironmentError: no worker ever offered the environment.
     """
     _check_operates(viewer)
     check_name(kind, name)
     if kind == "environment" and not viewer.sees_environment(name):
-        raise ForbiddenError(f"the key may not use the environment {name!r}")
+        raise HTTPException(403, f"the key may not use the environment {name!r}")
     if kind == "environment" and paused:
         known = {name for queue in lean.queues for name in await queue.shard.environments()}
         if name not in known:
@@ -68,7 +66,7 @@ async def set_weight(
     """Gives a tenant a share of CPU time, or takes it away (None).
 
     Raises:
-        ForbiddenError: the viewer does not operate the fleet.
+        HTTPException: 403, the viewer does not operate the fleet.
         UsageError: a malformed name or weight.
     """
     _check_operates(viewer)
@@ -81,19 +79,26 @@ async def set_weight(
         await queue.set_weight(tenant, weight)
 
 
+def check_submits(viewer: Viewer) -> None:
+    """Raises HTTPException (403) unless the viewer may submit."""
+    if not viewer.submits:
+        raise HTTPException(403, "the key has not the right 'submit'")
+
+
 def _check_operates(viewer: Viewer) -> None:
     if not viewer.operates:
-        raise ForbiddenError(
+        raise HTTPException(
+            403,
             "only a key with the right 'operate' changes what is of all tenants; "
-            "'leanq pause' and 'leanq tenant' do so without the gateway"
+            "'leanq pause' and 'leanq tenant' do so without the gateway",
         )
 
 
 async def _letter(
     lean: GatewayClient, viewer: Viewer, request_id: str
 ) -> tuple[OperatorQueue, DeadLetter]:
-    if not (viewer.operates or viewer.submits):
-        raise ForbiddenError("the key has not the right 'submit'")
+    if not viewer.operates:
+        check_submits(viewer)
     shard = shard_of(request_id)
     for queue in lean.queues:
         letter = await queue.dead_letter(request_id) if queue.shard.keys.shard == shard else None

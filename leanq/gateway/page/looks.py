@@ -11,16 +11,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from cachetools import LRUCache
+from msgspec import structs
 
 from leanq.errors import QueueError
-from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats_of
+from leanq.fleet.stats import (
+    DecisionRecord,
+    EnvironmentStats,
+    FleetStats,
+    decisions_of,
+    fleet_stats_of,
+)
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.page.campaigns import CampaignBoard
-from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.results import DeadLetter, InFlight
 
 log = logging.getLogger("leanq.gateway")
@@ -45,34 +51,8 @@ _RUNNING_LISTED = 200
 _WORKERS_ASKED = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class DeadSummary:
-    """A dead letter without its text."""
-
-    request_id: str
-    environment: str
-    tenant: str
-    attempts: int
-    worker: str
-    died_s: float
-
-    @classmethod
-    def of(cls, letter: DeadLetter) -> DeadSummary:
-        asked = letter.submission
-        where = asked.environment, asked.tenant
-        return cls(asked.request_id, *where, letter.attempts, letter.worker, letter.died_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """The counts of an environment at one look: requests in, requests out, and their durations.
-
-    ``took`` counts by the buckets of :data:`leanq.queue.metrics.BUCKETS_S`.
-    """
-
-    submitted: int
-    finished: Mapping[str, int]
-    took: Sequence[int]
+Totals = tuple[float, Mapping[str, EnvironmentStats]]
+"""The environments at an earlier look, and its time in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +66,7 @@ class Look:
             known.
         running: the requests that have run the longest; quarantined: the next to be tried in
             isolation.
-        dead: the newest dead letters.
+        dead: the newest dead letters, without their texts.
         decisions: the scaler's latest, by environment, newest first.
         troubles: errors of the look, by the part of the page that lacks its data.
     """
@@ -94,11 +74,11 @@ class Look:
     at_s: float
     stats: FleetStats
     notes: Sequence[Sequence[Mapping[str, int]]] = ()
-    minute_ago: tuple[float, Mapping[str, Totals]] = (0.0, {})
-    five_minutes_ago: tuple[float, Mapping[str, Totals]] = (0.0, {})
+    minute_ago: Totals = (0.0, {})
+    five_minutes_ago: Totals = (0.0, {})
     running: Sequence[InFlight] = ()
     quarantined: Sequence[InFlight] = ()
-    dead: Sequence[DeadSummary] = ()
+    dead: Sequence[DeadLetter] = ()
     decisions: Mapping[str, Sequence[DecisionRecord]] = field(default_factory=dict)
     troubles: Mapping[str, str] = field(default_factory=dict)
 
@@ -113,8 +93,8 @@ class FleetLooks:
         self._seen: Look | None = None
         self._due_s = 0.0
         self._notes: list[list[Mapping[str, int]]] = [[] for _ in self._queues]
-        self._totals: deque[tuple[float, Mapping[str, Totals]]] = deque()
-        self._letters: LRUCache[str, DeadSummary] = LRUCache(4 * _DEAD_LISTED)
+        self._totals: deque[Totals] = deque()
+        self._letters: LRUCache[str, DeadLetter] = LRUCache(4 * _DEAD_LISTED)
         self._decisions: dict[str, deque[DecisionRecord]] = {}
 
     async def look(self) -> Look:
@@ -206,29 +186,21 @@ class FleetLooks:
             for request in await queue.quarantined(name, SHOWN)
         ]
 
-    async def _dead(self) -> Sequence[DeadSummary]:
-        found = [
-            await self._dead_summary(queue, request_id)
-            for queue in self._queues
-            for request_id in await queue.dead_request_ids(_DEAD_LISTED)
-        ]
-        return sorted(filter(None, found), key=lambda letter: -letter.died_s)
-
-    async def _dead_summary(self, queue: OperatorQueue, request_id: str) -> DeadSummary | None:
-        # A dead letter never changes, and reading it fetches the request's whole text.
-        if found := self._letters.get(request_id):
-            return found
-        letter = await queue.dead_letter(request_id)
-        if letter is None:
-            return None
-        self._letters[request_id] = DeadSummary.of(letter)
-        return self._letters[request_id]
+    async def _dead(self) -> Sequence[DeadLetter]:
+        found = []
+        for queue in self._queues:
+            for request_id in await queue.dead_request_ids(_DEAD_LISTED):
+                # A dead letter never changes, and reading it fetches the request's whole text.
+                kept = self._letters.get(request_id)
+                if kept is None and (letter := await queue.dead_letter(request_id)):
+                    asked = structs.replace(letter.submission, body=b"")
+                    kept = self._letters[request_id] = replace(letter, submission=asked, reply=b"")
+                if kept:
+                    found.append(kept)
+        return sorted(found, key=lambda letter: -letter.died_s)
 
     def _keep_totals(self, stats: FleetStats) -> None:
-        now = {
-            name: Totals(each.submitted, dict(each.finished), tuple(each.took.counts))
-            for name, each in stats.environments.items()
-        }
+        now = stats.environments
         # A restarted server, or a replica that took over, has lower counts.
         if self._totals and any(
             now[name].submitted < before.submitted
@@ -240,7 +212,7 @@ class FleetLooks:
         while len(self._totals) > 1 and self._totals[1][0] < stats.at_s - _TIMES_OVER_S:
             self._totals.popleft()
 
-    def _total_of(self, ago_s: float) -> tuple[float, Mapping[str, Totals]]:
+    def _total_of(self, ago_s: float) -> Totals:
         """Returns the oldest totals of at most that age."""
         since_s = self._totals[-1][0] - ago_s
         return next(each for each in self._totals if each[0] >= since_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from markupsafe import Markup
@@ -40,7 +40,7 @@ _LONGEST = 4000
 _SEVERITIES = {"error": 0, "warning": 1, "information": 2}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
     """A request as the queue has it.
 
@@ -81,7 +81,7 @@ async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | 
                 found := await _find(queue, lean, viewer, request_id)
             ):
                 with contextlib.suppress(WireError):
-                    return replace(found, timeline=await timeline.find(queue, request_id))
+                    found.timeline = await timeline.find(queue, request_id)
                 return found
     return None
 
@@ -157,12 +157,12 @@ def sealed(found: Found, access: Access, key: Key) -> Found:
 
     States of other tenants are left out.
     """
-    if found.reply is None:
-        return found
-    if found.owned:
-        return replace(found, reply=access.sealed(key, found.reply))
-    sorries = tuple(structs.replace(sorry, state=None) for sorry in found.reply.sorries)
-    return replace(found, reply=structs.replace(found.reply, sorries=sorries, state=None))
+    if found.reply and found.owned:
+        found.reply = access.sealed(key, found.reply)
+    elif found.reply:
+        sorries = tuple(structs.replace(sorry, state=None) for sorry in found.reply.sorries)
+        found.reply = structs.replace(found.reply, sorries=sorries, state=None)
+    return found
 
 
 def _unpacked(body: bytes) -> tuple[Request | None, str]:
@@ -170,6 +170,11 @@ def _unpacked(body: bytes) -> tuple[Request | None, str]:
         return wire.unpack_request(body), ""
     except LeanQError as error:
         return None, f"the request cannot be read: {error}"
+
+
+def text_of(request: Request) -> str:
+    """Returns the Lean text of a request; of a step its tactic."""
+    return request.tactic if request.op == "step" else request.code
 
 
 def profile_of(found: Found) -> models.Check | None:
@@ -256,14 +261,11 @@ def _spans(line: int, messages: Sequence[Message]) -> list[tuple[int, int | None
 def context_of(found: Found) -> dict[str, Any]:
     """Returns the values for the templates of a request."""
     reply, request = found.reply, found.request
-    code = request.code if request else ""
-    if request and request.op == "step":
-        code = request.tactic
-    sorries = reply.sorries[:_GOALS_SHOWN] if reply else ()
-    goals = reply.goals[:_GOALS_SHOWN] if reply else ()
+    code = text_of(request) if request else ""
+    told = reply or Reply()
+    sorries, goals = told.sorries[:_GOALS_SHOWN], told.goals[:_GOALS_SHOWN]
     listed = listing(code, reply)
     messages = sum(len(line.messages) for line in listed.lines) + len(listed.elsewhere)
-    failed = reply.failed[:_GOALS_SHOWN] if reply else ()
     return {
         "found": found,
         "request": request,
@@ -271,14 +273,12 @@ def context_of(found: Found) -> dict[str, Any]:
         "flying": found.in_flight,
         "listing": listed,
         "has_text": bool(code),
-        "is_slow": reply is not None and reply.cpu_s >= _SLOW_S and profile_of(found) is not None,
-        "profile": reply.profile if reply else None,
+        "is_slow": told.cpu_s >= _SLOW_S and profile_of(found) is not None,
+        "profile": told.profile,
         "longest_message": _longest(messages),
         "longest_goal": _longest(len(sorries) + len(goals)),
-        "longest_failure": _longest(len(failed)),
+        "longest_failure": _longest(len(told.failed[:_GOALS_SHOWN])),
         "sorries": sorries,
         "goals": goals,
-        "cut_goals": (len(reply.sorries) + len(reply.goals) if reply else 0)
-        - len(sorries)
-        - len(goals),
+        "cut_goals": len(told.sorries) + len(told.goals) - len(sorries) - len(goals),
     }

@@ -116,7 +116,7 @@ class Page:
 
     def app(self) -> ASGIApp:
         """Returns the application for ``/`` and for the paths below ``/page``."""
-        reads = {
+        reads: dict[str, Handler] = {
             "/": _overview,
             "/check": _check_form,
             "/events": _events,
@@ -126,12 +126,12 @@ class Page:
             "/requests/{request_id}/text": _text,
             "/campaigns/{campaign_id}": _campaign,
         }
-        changes = {
+        changes: dict[str, Handler] = {
             "/check": _check,
             "/profile": _profile,
             "/withdraw": _withdraw,
-            "/dead/retry": _retry,
-            "/dead/drop": _drop,
+            "/dead/retry": partial(_dead, actions.retry),
+            "/dead/drop": partial(_dead, actions.drop),
             "/pause": _pause,
             "/weight": _weight,
         }
@@ -140,16 +140,16 @@ class Page:
             Route("/logout", self._logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_FOLDER / "static")),
         ]
-        for path, handler in reads.items():
-            routes.append(Route(path, partial(self._read, handler), methods=["GET"]))
-        for path, handler in changes.items():
-            routes.append(Route(path, partial(self._change, handler), methods=["POST"]))
+        for method, handlers in (("GET", reads), ("POST", changes)):
+            routes += (
+                Route(path, partial(self._handle, handler), methods=[method])
+                for path, handler in handlers.items()
+            )
         app = Starlette(
             routes=routes,
             exception_handlers={
                 LeanQError: self._failed,
                 StarletteHTTPException: self._failed,
-                actions.ForbiddenError: self._failed,
                 ClientDisconnect: client_gone,
             },
         )
@@ -169,7 +169,7 @@ class Page:
     async def overview(self, viewer: Viewer) -> Overview:
         """Returns the values for the overview; raises UnavailableError."""
         look = await self._looks.look()
-        return Overview(look, self._looks, self._lean.recent, self._lean.settings.shards)
+        return Overview(look, self._looks.campaigns, self._lean.recent)
 
     def section(self, name: str, overview: Overview, viewer: Viewer) -> str:
         """Renders one part of the overview as HTML."""
@@ -188,24 +188,16 @@ class Page:
             self._rendered[viewer, name] = at_s, html
         return self._rendered[viewer, name][1]
 
-    async def _read(self, handler: Handler, request: Request) -> Response:
+    async def _handle(self, handler: Handler, request: Request) -> Response:
         key = self._sessions.key_of(request)
         if key is None:
-            if "hx-request" in request.headers or request.url.path.endswith("/events"):
-                return PlainTextResponse("the session has ended; load the page again", 401)
+            is_script = "hx-request" in request.headers or request.url.path.endswith("/events")
+            if request.method == "POST" or is_script:
+                raise HTTPException(401, "the session has ended; load the page again")
             return self.page("login.html", None, wrong=False)
-        return await self._handled(handler, request, key)
-
-    async def _handled(self, handler: Handler, request: Request, key: Key) -> Response:
         request.state.key = key
         with self._connections.carrying(request.scope, key):
             return await handler(self, request, key, self._viewer(key))
-
-    async def _change(self, handler: Handler, request: Request) -> Response:
-        key = self._sessions.key_of(request)
-        if key is None:
-            raise HTTPException(401, "the session has ended; load the page again")
-        return await self._handled(handler, request, key)
 
     def _viewer(self, key: Key) -> Viewer:
         return Viewer.of(key, needs_keys=self._access.needs_keys)
@@ -269,7 +261,9 @@ class Page:
                 if silent_s >= _KEEP_ALIVE_S:
                     silent_s = 0.0
                     yield format_sse_event(comment="")
-            await _event_or(self._stopping, EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._stopping.wait()
 
     async def form(self, request: Request, key: Key) -> dict[str, str]:
         """Reads the fields of a form that came with a key.
@@ -284,18 +278,15 @@ class Page:
         request.scope["state"][OBJECT] = changed
         return form
 
-    def check_watchers(self, key: Key) -> None:
-        """Raises HTTPException (503) if no further page may watch."""
+    @contextlib.contextmanager
+    def watching(self, key: Key) -> Iterator[None]:
+        """Counts a page that watches; raises HTTPException (503) if no further one may."""
         after = {"Retry-After": str(_RETRY_AFTER_S)}
         if self._watchers.total() >= _MOST_WATCHERS:
             raise HTTPException(503, f"{_MOST_WATCHERS} pages watch this gateway already", after)
         if self._access.needs_keys and self._watchers[key.name] >= _MOST_WATCHERS_OF_KEY:
             text = f"{_MOST_WATCHERS_OF_KEY} pages watch this gateway with this key already"
             raise HTTPException(503, text, after)
-
-    @contextlib.contextmanager
-    def watching(self, key: Key) -> Iterator[None]:
-        """Counts a page that watches."""
         self._watchers[key.name] += 1
         try:
             yield
@@ -328,15 +319,6 @@ def _templates() -> Environment:
     return made
 
 
-async def _event_or(event: asyncio.Event, seconds: float) -> None:
-    """Waits until the event is set, for up to so many seconds."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({waiting}, timeout=seconds)
-    finally:
-        waiting.cancel()
-
-
 class _Guarded:
     """Adds the page's headers to each answer, and refuses changes from other pages."""
 
@@ -363,8 +345,6 @@ class _Guarded:
 
 def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
     """Returns the HTTP status of an error, its text for callers, and headers."""
-    if isinstance(error, actions.ForbiddenError):
-        return 403, str(error), {}
     problem = problem_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if problem["status"] in (429, 503):
@@ -405,7 +385,6 @@ async def _overview(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
 
 async def _events(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     _check_watches(viewer)
-    page.check_watchers(key)
     # Otherwise nginx collects events before it sends any.
     headers = {"X-Accel-Buffering": "no"}
     events = page.watched(viewer, request)
@@ -441,8 +420,7 @@ async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
 
 
 async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    if not viewer.submits:
-        raise actions.ForbiddenError("the key has not the right 'submit'")
+    actions.check_submits(viewer)
     form = await page.form(request, key)
     # Browsers send forms with these line ends; columns and lines must match the text.
     code, target = (form.get(name, "").replace("\r\n", "\n") for name in ("code", "target"))
@@ -462,14 +440,19 @@ async def _sent(page: Page, request: Request, key: Key, viewer: Viewer, body: An
     pending = lean.submit(key.tenant, prepared, None)
     # Otherwise a look before the queue has it would find nothing.
     await pending.known()
-    request_id = pending.name.request_id(lean.settings.shards)
-    if "hx-request" not in request.headers:
-        if pending.end is not None:
-            pending.result()
-        return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
     if pending.end is not None:
         pending.result()
-    return await _fragment(page, key, viewer, request_id)
+    request_id = pending.name.request_id(lean.settings.shards)
+    return await _shown(page, request, key, viewer, request_id)
+
+
+async def _shown(
+    page: Page, request: Request, key: Key, viewer: Viewer, request_id: str
+) -> Response:
+    """Answers a script with the request as a part of its page, and others with its address."""
+    if "hx-request" in request.headers:
+        return await _fragment(page, key, viewer, request_id)
+    return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
 
 
 async def _fragment(page: Page, key: Key, viewer: Viewer, request_id: str) -> Response:
@@ -515,14 +498,13 @@ async def _text(page: Page, request: Request, key: Key, viewer: Viewer) -> Respo
     if found.request is None:
         raise HTTPException(404, "the text of this request is not kept any more")
     headers = {"Content-Disposition": 'attachment; filename="request.lean"'}
-    text = found.request.tactic if found.request.op == "step" else found.request.code
-    return PlainTextResponse(text, headers=headers)
+    return PlainTextResponse(requests.text_of(found.request), headers=headers)
 
 
 async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
     _check_watches(viewer)
     overview = await page.overview(viewer)
-    board = overview.looks.campaigns
+    board = overview.campaigns
     id_ = request.path_params["campaign_id"]
     row = next((row for row in board.rows if row.id == id_), None)
     if row is None or not viewer.owns(row.tenant, row.environment):
@@ -537,8 +519,7 @@ async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
 
 async def _profile(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     """Runs a request's text once more, to say where Lean spends its time."""
-    if not viewer.submits:
-        raise actions.ForbiddenError("the key has not the right 'submit'")
+    actions.check_submits(viewer)
     request_id = (await page.form(request, key)).get("request_id", "")
     body = requests.profile_of(await _found(page, key, viewer, request_id))
     if body is None:
@@ -547,28 +528,24 @@ async def _profile(page: Page, request: Request, key: Key, viewer: Viewer) -> Re
 
 
 async def _withdraw(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    if not viewer.submits:
-        raise actions.ForbiddenError("the key has not the right 'submit'")
+    actions.check_submits(viewer)
     request_id = (await page.form(request, key)).get("request_id", "")
     name = viewer.name_of(request_id)
     if name is None:
         raise HTTPException(404, "only a request that came through a gateway is withdrawn here")
     await page._lean.withdraw(name.tenant, name.name)
     page._looks.forget()
-    if "hx-request" in request.headers:
-        return await _fragment(page, key, viewer, request_id)
-    return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
+    return await _shown(page, request, key, viewer, request_id)
 
 
-async def _retry(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    request_id = (await page.form(request, key)).get("request_id", "")
-    await actions.retry(page._lean, viewer, request_id)
-    return await _back(page, request, viewer, "dead")
-
-
-async def _drop(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    request_id = (await page.form(request, key)).get("request_id", "")
-    await actions.drop(page._lean, viewer, request_id)
+async def _dead(
+    change: Callable[[GatewayClient, Viewer, str], Awaitable[object]],
+    page: Page,
+    request: Request,
+    key: Key,
+    viewer: Viewer,
+) -> Response:
+    await change(page._lean, viewer, (await page.form(request, key)).get("request_id", ""))
     return await _back(page, request, viewer, "dead")
 
 

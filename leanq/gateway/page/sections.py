@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from leanq.fleet.history import periods
 from leanq.fleet.shown import duration
-from leanq.fleet.stats import EnvironmentStats, degraded_of, lean_of, unsized
-from leanq.gateway.page.looks import SHOWN, FleetLooks, Look, Totals
+from leanq.fleet.stats import EnvironmentStats, Times, degraded_of, lean_of, unsized
+from leanq.gateway.page.campaigns import CampaignBoard
+from leanq.gateway.page.looks import SHOWN, Look, Totals
 from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.recent import RecentRequests
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.requests import LEAN_VERDICTS, Verdict
+from leanq.queue.results import DeadLetter
 from leanq.queue.wire import info_of
 
 DAY_S = 86_400
@@ -35,9 +37,8 @@ class Overview:
     """The data behind the overview."""
 
     look: Look
-    looks: FleetLooks
+    campaigns: CampaignBoard
     recent: RecentRequests
-    shards: int
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float | None:
@@ -59,24 +60,30 @@ def quantile_s(counts: Sequence[int], share: float) -> float | None:
 
 
 def _since(
-    overview: Overview, viewer: Viewer, before: tuple[float, Mapping[str, Totals]]
-) -> tuple[float, dict[str, Totals]]:
-    """Returns what happened in each environment since then, and in how many seconds."""
+    overview: Overview, viewer: Viewer, before: Totals
+) -> tuple[float, dict[str, EnvironmentStats]]:
+    """Returns what was submitted and finished in each environment since then, how long that took,
+    and in how many seconds all of it happened."""
     at_s, totals = before
-    none = Totals(0, {}, ())
     found = {}
     for name, stats in _environments(overview, viewer):
-        old = totals.get(name, none)
-        finished = {
-            verdict: max(0, count - old.finished.get(verdict, 0))
-            for verdict, count in stats.finished.items()
-        }
-        took = [
-            max(0, count - (old.took[number] if number < len(old.took) else 0))
-            for number, count in enumerate(stats.took.counts)
-        ]
-        found[name] = Totals(max(0, stats.submitted - old.submitted), finished, took)
+        old = totals.get(name, EnvironmentStats())
+        pairs = zip(stats.took.counts, old.took.counts, strict=True)
+        found[name] = EnvironmentStats(
+            submitted=max(0, stats.submitted - old.submitted),
+            finished=stats.finished - old.finished,
+            took=Times([max(0, now - then) for now, then in pairs]),
+        )
     return overview.look.stats.at_s - at_s, found
+
+
+def _per_s(count: int, span_s: float) -> float | None:
+    # A rate needs an earlier look to compare with.
+    return count / span_s if span_s >= 1 else None
+
+
+def _listed(rows: Sequence[Any], most: int = SHOWN) -> dict[str, Any]:
+    return {"rows": rows[:most], "more": max(0, len(rows) - most)}
 
 
 def _environments(overview: Overview, viewer: Viewer) -> list[tuple[str, EnvironmentStats]]:
@@ -91,31 +98,23 @@ def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     environments = [stats for _, stats in _environments(overview, viewer)]
     span_s, lately = _since(overview, viewer, look.five_minutes_ago)
     rate_s, minute = _since(overview, viewer, look.minute_ago)
-    ends = Counter[str]()
-    took = [0] * (len(BUCKETS_S) + 1)
-    for each in lately.values():
-        ends.update(each.finished)
-        took = [old + new for old, new in zip(took, each.took, strict=True)]
+    ends = sum((each.finished for each in lately.values()), Counter[str]())
+    took = [*map(sum, zip(*(each.took.counts for each in lately.values()), strict=True))]
     judged = sum(ends[verdict] for verdict in LEAN_VERDICTS)
-    slots = sum(each.slots for each in environments)
-    # A rate needs an earlier look to compare with.
-    known = rate_s >= 1
     return {
         "waiting": sum(each.waiting + each.quarantined for each in environments),
         "held": sum(each.held for each in environments),
         "oldest_s": max((each.oldest_s for each in environments if each.due), default=None),
         "running": round(sum(each.running for each in environments)),
-        "slots": round(slots),
+        "slots": round(sum(each.slots for each in environments)),
         "busy": round(sum(each.busy for each in environments)),
         "workers": round(sum(each.workers for each in environments)),
-        "in_per_s": sum(each.submitted for each in minute.values()) / rate_s if known else None,
-        "out_per_s": (
-            sum(sum(each.finished.values()) for each in minute.values()) / rate_s if known else None
-        ),
+        "in_per_s": _per_s(sum(each.submitted for each in minute.values()), rate_s),
+        "out_per_s": _per_s(sum(each.finished.total() for each in minute.values()), rate_s),
         "accepted": ends["accepted"] / judged if judged else None,
         "judged": judged,
         # Its client asked for a withdrawn request to end.
-        "failed": sum(ends.values()) - judged - ends["cancelled"],
+        "failed": ends.total() - judged - ends["cancelled"],
         "span_s": span_s,
         "p50_s": quantile_s(took, 0.5),
         "p99_s": quantile_s(took, 0.99),
@@ -237,7 +236,7 @@ def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     rows = []
     for name, stats in _environments(overview, viewer):
         about = info_of(status.environments.get(name, b""))
-        ended = sum(minute[name].finished.values())
+        took = lately[name].took.counts
         rows.append(
             {
                 "name": name,
@@ -247,13 +246,13 @@ def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
                 "held": stats.held,
                 "paused": f"e:{name}" in status.paused,
                 "oldest_s": stats.oldest_s if stats.due else None,
-                "in_per_s": minute[name].submitted / rate_s if rate_s >= 1 else None,
-                "out_per_s": ended / rate_s if rate_s >= 1 else None,
+                "in_per_s": _per_s(minute[name].submitted, rate_s),
+                "out_per_s": _per_s(minute[name].finished.total(), rate_s),
                 "running": round(stats.running),
                 "slots": round(stats.slots),
                 "workers": round(stats.workers),
-                "p50_s": quantile_s(lately[name].took, 0.5),
-                "p99_s": quantile_s(lately[name].took, 0.99),
+                "p50_s": quantile_s(took, 0.5),
+                "p99_s": quantile_s(took, 0.99),
             }
         )
     return {"rows": rows, "operates": viewer.operates, "span_s": span_s}
@@ -282,7 +281,7 @@ def workers(overview: Overview, viewer: Viewer) -> dict[str, Any]:
             }
         )
     rows.sort(key=lambda row: (row["lease_s"] > 0, -row["running"], row["name"]))
-    return {"rows": rows[:_WORKERS_SHOWN], "more": max(0, len(rows) - _WORKERS_SHOWN)}
+    return _listed(rows, _WORKERS_SHOWN)
 
 
 def tenants(overview: Overview, viewer: Viewer) -> dict[str, Any]:
@@ -305,7 +304,7 @@ def tenants(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         for name in sorted(names, key=lambda name: (-used[name], name))
         if viewer.sees_tenant(name)
     ]
-    return {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "operates": viewer.operates}
+    return {**_listed(rows), "operates": viewer.operates}
 
 
 def requests(overview: Overview, viewer: Viewer) -> dict[str, Any]:
@@ -318,104 +317,50 @@ def requests(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     running = [each for each in look.running if seen(each.environment, each.tenant)]
     suspect = [each for each in look.quarantined if seen(each.environment, each.tenant)]
     suspect += [each for each in running if each.attempts]
-    recent: list[dict[str, Any]] = [
-        {
-            "id": kept.submission.request_id,
-            "environment": kept.submission.environment,
-            "tenant": kept.tenant,
-            "verdict": ended.verdict,
-            "queued_s": ended.queued_s,
-            "cpu_s": ended.cpu_s,
-            "wall_s": ended.wall_s,
-            "attempts": ended.attempts,
-            "age_s": time.time() - kept.at_s,
-        }
+    recent = [
+        (kept, ended)
         for kept in overview.recent.all(None if viewer.operates else viewer.tenant)
         if (ended := kept.ended) and viewer.sees_environment(kept.submission.environment)
     ]
-    latest = recent[-_RECENT_SHOWN:][::-1]
-    slowest = sorted(recent, key=lambda row: -row["wall_s"])[:_RECENT_SHOWN]
     return {
-        "running": [_in_flight(each, viewer) for each in running[:_RECENT_SHOWN]],
-        "suspect": [_in_flight(each, viewer) for each in suspect[:SHOWN]],
-        "latest": latest,
-        "slowest": slowest,
+        "running": running[:_RECENT_SHOWN],
+        "suspect": suspect[:SHOWN],
+        "latest": recent[-_RECENT_SHOWN:][::-1],
+        "slowest": sorted(recent, key=lambda each: -each[1].wall_s)[:_RECENT_SHOWN],
         "trouble": _trouble(overview, "requests"),
     }
 
 
-def _in_flight(request: Any, viewer: Viewer) -> dict[str, Any]:
-    return {
-        "id": request.request_id,
-        "opens": viewer.owns(request.tenant, request.environment),
-        "environment": request.environment,
-        "tenant": request.tenant,
-        "attempts": request.attempts,
-        "worker": request.worker,
-        "running_s": request.running_s,
-        "age_s": time.time() - request.submitted_s,
-    }
-
-
-def _dead(overview: Overview, viewer: Viewer) -> list[Any]:
+def _dead(overview: Overview, viewer: Viewer) -> list[DeadLetter]:
     return [
         letter
         for letter in overview.look.dead
-        if viewer.sees_environment(letter.environment) and viewer.sees_tenant(letter.tenant)
+        if viewer.sees_environment(letter.submission.environment)
+        and viewer.sees_tenant(letter.submission.tenant)
     ]
 
 
 def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Returns dead letters, newest first, and for each if the viewer may retry and drop it."""
-    found = _dead(overview, viewer)
-    rows = [
-        {
-            "id": letter.request_id,
-            "environment": letter.environment,
-            "tenant": letter.tenant,
-            "attempts": letter.attempts,
-            "worker": letter.worker,
-            "age_s": time.time() - letter.died_s,
-            "opens": viewer.owns(letter.tenant, letter.environment),
-            "changes": viewer.operates
-            or (viewer.submits and viewer.owns(letter.tenant, letter.environment)),
-        }
-        for letter in found[:SHOWN]
-    ]
-    more = max(0, len(found) - SHOWN)
-    return {"rows": rows, "more": more, "trouble": _trouble(overview, "dead")}
+    """Returns dead letters, newest first."""
+    return {**_listed(_dead(overview, viewer)), "trouble": _trouble(overview, "dead")}
 
 
 def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     """Returns the campaigns, newest first, and their progress."""
-    board = overview.looks.campaigns
+    board = overview.campaigns
     rows = [
         row
         for row in board.rows
         if viewer.sees_tenant(row.tenant) and viewer.sees_environment(row.environment)
     ]
-    shown = {"rows": rows[:_CAMPAIGNS_SHOWN], "more": max(0, len(rows) - _CAMPAIGNS_SHOWN)}
+    shown = _listed(rows, _CAMPAIGNS_SHOWN)
     return {**shown, "trouble": board.trouble, "missing": board.missing}
 
 
 def scaler(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     """Returns the scaler's last decisions and their reasons."""
-    rows = [
-        {
-            "environment": name,
-            "target": made.target,
-            "order": made.order,
-            "reason": made.reason,
-            "text": made.text,
-            "who": made.who,
-            "age_s": time.time() - made.at,
-            "first": number == 0,
-        }
-        for name, decisions in sorted(overview.look.decisions.items())
-        if viewer.sees_environment(name)
-        for number, made in enumerate(decisions)
-    ]
-    return {"rows": rows}
+    found = sorted(overview.look.decisions.items())
+    return {"rows": [each for each in found if viewer.sees_environment(each[0])]}
 
 
 def _trouble(overview: Overview, part: str) -> str:
