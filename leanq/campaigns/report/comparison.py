@@ -34,14 +34,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """Some of ``total`` changes."""
-
-    total: int
-    records: tuple[Change, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Transition:
     """How many records ended as ``old`` and end as ``new``."""
 
@@ -57,7 +49,8 @@ class Comparison:
     Attributes:
         matched: records in both.
         other_code: how many of these have another text, whatever their verdicts.
-        lost, gained: records that are no longer accepted, and that are accepted now.
+        lost, gained: records that are no longer accepted, and that are accepted now; at most
+            ``KEPT`` of ``lost_total`` and ``gained_total``.
         only_old, only_new: how many records stand in one file alone.
         repeated: records of the newer file whose id and sample came before.
         transitions: how often each pair of verdicts came, unchanged ones included; the commonest
@@ -69,8 +62,10 @@ class Comparison:
 
     matched: int
     other_code: int
-    lost: Changes
-    gained: Changes
+    lost_total: int
+    lost: tuple[Change, ...]
+    gained_total: int
+    gained: tuple[Change, ...]
     only_old: int
     only_new: int
     repeated: int
@@ -103,7 +98,7 @@ class Comparator:
             key = _key(outcome)
             if outcome.end != "error" or key not in self._old:
                 # One number, as a pair would take twice the memory.
-                self._old[key] = (outcome.code_hash or 0) * len(ENDS) + ENDS.index(outcome.end)
+                self._old[key] = (outcome.code or 0) * len(ENDS) + ENDS.index(outcome.end)
             yield outcome
 
     def new(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
@@ -127,8 +122,8 @@ class Comparator:
         else:
             self._old[key] = _MATCHED
             code_hash, end = divmod(found, len(ENDS))
-            known = bool(code_hash and new.code_hash)
-            other_code = code_hash != new.code_hash if known else None
+            known = bool(code_hash and new.code)
+            other_code = code_hash != new.code if known else None
             self._other_code += bool(other_code)
             self._count(key, ENDS[end], new, other_code)
 
@@ -157,8 +152,10 @@ class Comparator:
         return Comparison(
             matched=self._transitions.total(),
             other_code=self._other_code,
-            lost=Changes(self._lost_total, tuple(self._lost)),
-            gained=Changes(self._gained_total, tuple(self._gained)),
+            lost_total=self._lost_total,
+            lost=tuple(self._lost),
+            gained_total=self._gained_total,
+            gained=tuple(self._gained),
             only_old=sum(found != _MATCHED for found in self._old.values()),
             only_new=self._only_new,
             repeated=self._repeated,

@@ -16,10 +16,10 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from leanq.campaigns.report.estimates import Interval, mean_of_shares, pass_at_k, quantile
 from leanq.campaigns.report.outcomes import ENDS, INFRASTRUCTURE, NO_SAMPLES, Outcome
@@ -60,8 +60,8 @@ class Named:
     line: int
     end: str
     attempts: int
-    cpu_s: float | None
-    wall_s: float | None
+    cpu_s: float
+    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +71,6 @@ class FlakyText:
     code_hash: str
     ends: tuple[str, ...]
     lines: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FlakyTexts:
-    """Some of ``total`` flaky texts."""
-
-    total: int
-    texts: tuple[FlakyText, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """A complaint, and how often it came."""
-
-    text: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +95,11 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The figures of one file.
+    """The figures of one file. Mappings from something to how often it came have the commonest
+    first.
 
     Attributes:
-        records, rows, problems, samples: how many; ``samples`` without those cancelled.
+        samples: how many there are, without those cancelled.
         solved: problems with an accepted sample.
         ends: how often each verdict came, ``error`` and ``none`` among them; in a fixed order.
         passes: pass@k for k = 1, 2, 4, …; only k = 1 where samples were cancelled.
@@ -122,12 +107,11 @@ class Report:
         cpu_hours: CPU time in Lean over all replies.
         cpu_median_s: the median of the CPU times by verdict.
         slowest: the records with the most CPU time, the slowest first.
-        flaky_texts: equal texts with different verdicts (``cancelled`` aside).
+        flaky: some of the ``flaky_total`` texts that came with different verdicts (``cancelled``
+            aside).
         retried: how many records took more than one lease.
         infrastructure: how many records have a verdict of leanq's own.
-        errors, complaints: the commonest errors of bad rows, and the commonest first errors of
-            Lean.
-        reasons: how often each reason came; the commonest first.
+        errors, complaints: errors of bad rows, and the first errors of Lean.
         environments: how many records each environment's fingerprint answered.
         kernels: how many records each version of Lean's kernel judged.
         tags: the figures of each tag, the commonest first.
@@ -145,11 +129,12 @@ class Report:
     cpu_hours: float
     cpu_median_s: Mapping[str, float]
     slowest: tuple[Named, ...]
-    flaky_texts: FlakyTexts
+    flaky_total: int
+    flaky: tuple[FlakyText, ...]
     retried: int
     infrastructure: int
-    errors: tuple[Common, ...]
-    complaints: tuple[Common, ...]
+    errors: Mapping[str, int]
+    complaints: Mapping[str, int]
     reasons: Mapping[str, int]
     environments: Mapping[str, int]
     kernels: Mapping[str, int]
@@ -163,60 +148,68 @@ class Report:
 
 def summarise(outcomes: Iterable[Outcome]) -> Report:
     """Returns the figures of ``outcomes``, in one pass."""
-    ends: Counter[str] = Counter()
-    environments: Counter[str] = Counter()
-    kernels: Counter[str] = Counter()
+    ends, errors, complaints = Counter[str](), Counter[str](), Counter[str]()
+    reasons, environments, kernels = (Counter[str | None]() for _ in range(3))
     sampled_lines: set[int] = set()
-    problems, tags, times, texts = _Problems(), _Tags(), _Times(), _Texts()
-    reasons: Counter[str] = Counter()
-    errors, complaints = _Complaints(), _Complaints()
-    # The number decides between equal times, so outcomes are never compared.
-    slowest: list[tuple[float, int, Outcome]] = []
+    problems, texts = _Problems(), _Texts()
+    tags: dict[str, _Problems] = {}
+    wall_s, queued_s = array("d"), array("d")
+    cpu_s: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+    # The number decides between equal times, so records are never compared.
+    slowest: list[tuple[float, int, Named]] = []
     retried = 0
     for number, outcome in enumerate(outcomes):
-        ends[outcome.end] += 1
+        end, text, attempts = outcome.end, outcome.complaint, outcome.attempts or 0
+        ends[end] += 1
+        reasons[outcome.reason] += 1
+        environments[outcome.fingerprint] += 1
+        kernels[outcome.kernel] += 1
+        retried += attempts > 1
         problems.add(outcome)
         texts.add(outcome)
         if outcome.sample is not None:
             sampled_lines.add(outcome.line)
-        tags.add(outcome)
-        if outcome.fingerprint:
-            environments[outcome.fingerprint] += 1
-        if outcome.kernel:
-            kernels[outcome.kernel] += 1
-        if outcome.times:
-            times.add(outcome)
-            heapq.heappush(slowest, (outcome.times.cpu_s, -number, outcome))
+        for tag in set(outcome.tags or ()):
+            if tag in tags or len(tags) < KEPT:
+                tags.setdefault(tag, _Problems()).add(outcome)
+        if times := outcome.times:
+            cpu_s[end].append(times.cpu_s)
+            wall_s.append(times.wall_s)
+            queued_s.append(times.queued_s)
+            named = Named(outcome.name, outcome.line, end, attempts, times.cpu_s, times.wall_s)
+            heapq.heappush(slowest, (times.cpu_s, -number, named))
             if len(slowest) > SLOWEST:
                 heapq.heappop(slowest)
-        retried += outcome.attempts > 1
-        if outcome.complaint:
-            (errors if outcome.end == "error" else complaints).add(outcome.complaint)
-        if outcome.reason:
-            reasons[outcome.reason] += 1
+        counts = errors if end == "error" else complaints
+        # Beyond the bound no new ones are counted; the commonest have come by then.
+        if text and (text in counts or len(counts) < _DIFFERENT_COMPLAINTS):
+            counts[text] += 1
     by_samples = problems.by_samples()
     records, cancelled = ends.total(), ends["cancelled"]
+    all_cpu_s = array("d", chain.from_iterable(cpu_s.values()))
+    seconds_of = {"wall_s": wall_s, "cpu_s": all_cpu_s, "queued_s": queued_s}
     return Report(
         records=records,
         rows=len(sampled_lines) + problems.rows_without_samples,
         problems=by_samples.total(),
         samples=records - sum(ends[end] for end in NO_SAMPLES),
-        solved=sum(count for (_, accepted), count in by_samples.items() if accepted),
+        solved=_solved(by_samples),
         ends={end: ends[end] for end in ENDS if ends[end]},
         passes=passes(by_samples, most=1 if cancelled else None),
-        times=times.quantiles(),
-        cpu_hours=math.fsum(map(math.fsum, times.cpu_s.values())) / 3600,
-        cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in times.cpu_s.items()},
-        slowest=tuple(_named(outcome) for _, _, outcome in sorted(slowest, reverse=True)),
-        flaky_texts=texts.flaky(),
+        times={name: _quantiles(seconds) for name, seconds in seconds_of.items() if seconds},
+        cpu_hours=math.fsum(all_cpu_s) / 3600,
+        cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in cpu_s.items()},
+        slowest=tuple(named for _, _, named in sorted(slowest, reverse=True)),
+        flaky_total=texts.total,
+        flaky=texts.flaky(),
         retried=retried,
         infrastructure=sum(ends[end] for end in INFRASTRUCTURE),
-        errors=errors.commonest(),
-        complaints=complaints.commonest(),
-        reasons=dict(reasons.most_common()),
-        environments=dict(environments.most_common(COMMONEST)),
-        kernels=dict(kernels.most_common(COMMONEST)),
-        tags=tags.tagged(),
+        errors=_commonest(errors),
+        complaints=_commonest(complaints),
+        reasons=_commonest(reasons, None),
+        environments=_commonest(environments),
+        kernels=_commonest(kernels),
+        tags=_tagged(tags),
         tried=problems.tried(),
     )
 
@@ -248,10 +241,11 @@ class _Problems:
 
     def add(self, outcome: Outcome) -> None:
         self.rows_without_samples += outcome.sample is None
-        sample, accepted = outcome.end not in NO_SAMPLES, outcome.end == "accepted"
+        end = outcome.end
+        sample, accepted = end not in NO_SAMPLES, end == "accepted"
         # Most data has a row for each problem; these take no memory each.
         if (group := outcome.group) is None:
-            self._alone[sample, accepted] += outcome.end != "none"
+            self._alone[sample, accepted] += end != "none"
             return
         counts = self._several.setdefault(group, [0, 0])
         counts[0] += sample
@@ -271,56 +265,6 @@ class _Problems:
         return found + self._alone
 
 
-class _Tags:
-    """Counts the problems of each tag, for the first ``KEPT`` tags."""
-
-    def __init__(self) -> None:
-        self._problems: dict[str, _Problems] = {}
-
-    def add(self, outcome: Outcome) -> None:
-        for tag in set(outcome.tags):
-            if tag in self._problems or len(self._problems) < KEPT:
-                self._problems.setdefault(tag, _Problems()).add(outcome)
-
-    def tagged(self) -> tuple[Tagged, ...]:
-        found = []
-        for tag, problems in self._problems.items():
-            counts = problems.by_samples()
-            shares: Counter[float] = Counter()
-            for (samples, accepted), number in counts.items():
-                if samples:
-                    shares[accepted / samples] += number
-            solved = sum(number for (_, accepted), number in counts.items() if accepted)
-            samples = sum(samples * number for (samples, _), number in counts.items())
-            found.append(Tagged(tag, shares.total(), samples, solved, mean_of_shares(shares)))
-        return tuple(sorted(found, key=lambda each: (-each.problems, each.tag)))
-
-
-class _Times:
-    def __init__(self) -> None:
-        self.cpu_s: dict[str, array[float]] = {}
-        self._wall_s = array("d")
-        self._queued_s = array("d")
-
-    def add(self, outcome: Outcome) -> None:
-        if times := outcome.times:
-            self.cpu_s.setdefault(outcome.end, array("d")).append(times.cpu_s)
-            self._wall_s.append(times.wall_s)
-            self._queued_s.append(times.queued_s)
-
-    def quantiles(self) -> Mapping[str, Quantiles]:
-        cpu_s = array("d")
-        for each in self.cpu_s.values():
-            cpu_s.extend(each)
-        named = {"wall_s": self._wall_s, "cpu_s": cpu_s, "queued_s": self._queued_s}
-        found = {}
-        for name, seconds in named.items():
-            if ordered := sorted(seconds):
-                shares = (0.5, 0.9, 0.99, 1.0)
-                found[name] = Quantiles(*(quantile(ordered, share) for share in shares))
-        return found
-
-
 class _Texts:
     """Notes how equal texts ended, and where the first of them stand."""
 
@@ -330,42 +274,52 @@ class _Texts:
         self._flaky: dict[int, tuple[set[str], list[int]]] = {}
 
     def add(self, outcome: Outcome) -> None:
-        text = outcome.code_hash
-        if text is None or outcome.end in NO_SAMPLES:
+        text, end = outcome.code, outcome.end
+        if text is None or end in NO_SAMPLES:
             return
-        first = self._first.setdefault(text, outcome.line * len(ENDS) + ENDS.index(outcome.end))
-        line, end = first // len(ENDS), ENDS[first % len(ENDS)]
-        if end != outcome.end:
-            self._flaky.setdefault(text, ({end}, [line]))
+        first = self._first.setdefault(text, outcome.line * len(ENDS) + ENDS.index(end))
+        line, first_end = first // len(ENDS), ENDS[first % len(ENDS)]
+        if end != first_end:
+            self._flaky.setdefault(text, ({first_end}, [line]))
         if text in self._flaky:
             ends, lines = self._flaky[text]
-            ends.add(outcome.end)
+            ends.add(end)
             if len(lines) < _LINES_OF_A_TEXT and outcome.line not in lines:
                 lines.append(outcome.line)
 
-    def flaky(self) -> FlakyTexts:
-        shown = (
+    @property
+    def total(self) -> int:
+        return len(self._flaky)
+
+    def flaky(self) -> tuple[FlakyText, ...]:
+        return tuple(
             FlakyText(f"{text:016x}", tuple(sorted(ends, key=ENDS.index)), tuple(lines))
             for text, (ends, lines) in islice(self._flaky.items(), KEPT)
         )
-        return FlakyTexts(len(self._flaky), tuple(shown))
 
 
-class _Complaints:
-    """Counts texts. Beyond a bound it counts no new ones; the commonest have come by then."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def add(self, text: str) -> None:
-        if text in self._counts or len(self._counts) < _DIFFERENT_COMPLAINTS:
-            self._counts[text] += 1
-
-    def commonest(self) -> tuple[Common, ...]:
-        return tuple(Common(text, n) for text, n in self._counts.most_common(COMMONEST))
+def _solved(by_samples: Mapping[tuple[int, int], int]) -> int:
+    return sum(count for (_, accepted), count in by_samples.items() if accepted)
 
 
-def _named(outcome: Outcome) -> Named:
-    times = outcome.times
-    cpu_s, wall_s = (times.cpu_s, times.wall_s) if times else (None, None)
-    return Named(outcome.name, outcome.line, outcome.end, outcome.attempts, cpu_s, wall_s)
+def _tagged(tags: Mapping[str, _Problems]) -> tuple[Tagged, ...]:
+    found = []
+    for tag, problems in tags.items():
+        counts = problems.by_samples()
+        pass_1 = next(iter(passes(counts, most=1)), None)
+        samples = sum(samples * number for (samples, _), number in counts.items())
+        number, share = (pass_1.problems, pass_1.share) if pass_1 else (0, None)
+        found.append(Tagged(tag, number, samples, _solved(counts), share))
+    return tuple(sorted(found, key=lambda each: (-each.problems, each.tag)))
+
+
+def _quantiles(seconds: Iterable[float]) -> Quantiles:
+    ordered = sorted(seconds)
+    return Quantiles(*(quantile(ordered, share) for share in (0.5, 0.9, 0.99, 1.0)))
+
+
+def _commonest(
+    counts: Counter[str] | Counter[str | None], most: int | None = COMMONEST
+) -> dict[str, int]:
+    found = ((name, number) for name, number in counts.most_common() if name is not None)
+    return dict(islice(found, most))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
+
+import msgspec
+from msgspec import Meta
 
 from leanq.errors import UsageError
 from leanq.queue.requests import LEAN_VERDICTS, Verdict
@@ -24,8 +26,10 @@ _NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
 _LONGEST_COMPLAINT = 160
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+_Seconds = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class Times(NamedTuple):
     """Seconds in the queue, of CPU in Lean, and on the worker."""
 
     queued_s: float
@@ -33,37 +37,61 @@ class Times:
     wall_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The part of a record that a report reads.
+class _Message(msgspec.Struct, gc=False):
+    severity: str
+    text: str
 
-    Attributes:
-        id, line, sample, problem: the record's; ``None`` where absent.
-        end: one of ``ENDS``.
-        reason: why the verdict is not ``accepted``; ``None`` where the record has none.
-        code_hash: the hash of the text; ``None`` if the record has none.
-        fingerprint: that of the environment in which Lean answered.
-        kernel: the version of the kernel that judged; ``None`` if none did.
-        attempts: how many leases it took; 0 if nothing was sent.
-        times: ``None`` without a reply.
-        complaint: one line without names and numbers: Lean's first error, or why the row could not
-            be checked; empty if there is neither.
-        tags: the row's.
-    """
 
-    id: str | int | None
+class Outcome(msgspec.Struct, gc=False):
+    """The part of a record of :mod:`leanq.campaigns.results` that a report reads."""
+
     line: int
-    sample: int | None
-    problem: str | int | None
-    end: str
-    reason: str | None
-    code_hash: int | None
-    fingerprint: str | None
-    attempts: int
-    times: Times | None
-    complaint: str
-    tags: tuple[str, ...] = ()
+    verdict: Verdict | None
+    id: str | int | None = None
+    sample: int | None = None
+    problem: str | int | None = None
+    tags: tuple[str, ...] | None = None
+    error: str | None = None
+    reason: str | None = None
+    messages: tuple[_Message, ...] | None = None
     kernel: str | None = None
+    attempts: int | None = None
+    queued_s: _Seconds | None = None
+    cpu_s: _Seconds | None = None
+    wall_s: _Seconds | None = None
+    fingerprint: str | None = None
+    request_id: str | None = None
+    code_hash: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+
+    @property
+    def end(self) -> str:
+        """One of ``ENDS``."""
+        return self.verdict or ("error" if self.error else "none")
+
+    @property
+    def code(self) -> int | None:
+        """The hash of the text as a number, which takes less memory."""
+        return int(self.code_hash, 16) if self.code_hash else None
+
+    @property
+    def times(self) -> Times | None:
+        """``None`` without a reply, and for a text that was never sent."""
+        found = self.queued_s, self.cpu_s, self.wall_s
+        return None if None in found or self.request_id == "" else Times(*found)  # type: ignore[arg-type]
+
+    @property
+    def complaint(self) -> str:
+        """One line without names and numbers: Lean's first error, or why the row could not be
+        checked; empty if there is neither."""
+        if self.error:
+            return normalised(self.error)
+        if self.verdict not in ("rejected", "exhausted"):
+            return ""
+        for message in self.messages or ():
+            if message.severity == "error":
+                return normalised(message.text)
+        # Lean has no error if the judge rejects.
+        return "no error of Lean's: rejected by the judge" if self.verdict == "rejected" else ""
 
     @property
     def name(self) -> str:
@@ -88,73 +116,10 @@ def outcomes(records: Iterable[dict[str, Any]], source: str) -> Iterator[Outcome
     result."""
     for number, record in enumerate(records, 1):
         try:
-            yield _outcome(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = isinstance(error, KeyError)
-            why = f"it has no {error.args[0]!r}" if missing else f"{error}"
-            text = f"{source}: record {number} is no result of a campaign: {why}"
+            yield msgspec.convert(record, Outcome)
+        except msgspec.ValidationError as error:
+            text = f"{source}: record {number} is no result of a campaign: {error}"
             raise UsageError(text) from None
-
-
-def _outcome(record: dict[str, Any]) -> Outcome:
-    error = record.get("error")
-    end = record["verdict"] or ("error" if error else "none")
-    if end not in ENDS:
-        raise ValueError(f"{end!r:.80} is no verdict")
-    for name in ("id", "problem"):
-        if not isinstance(record.get(name), str | int | None):
-            raise ValueError(f"its {name} is {record[name]!r:.80}")
-    code_hash, sample = record.get("code_hash"), record.get("sample")
-    # A text that was never sent has no request id, and its times are no measurements.
-    measured = record.get("cpu_s") is not None and record.get("request_id") != ""
-    return Outcome(
-        id=record.get("id"),
-        line=int(record["line"]),
-        sample=None if sample is None else int(sample),
-        problem=record.get("problem"),
-        end=end,
-        reason=_text(record, "reason"),
-        code_hash=int(code_hash, 16) if code_hash else None,
-        fingerprint=record.get("fingerprint"),
-        attempts=int(record.get("attempts") or 0),
-        times=Times(*_seconds(record)) if measured else None,
-        complaint=normalised(error) if error else _complaint(end, record),
-        tags=_tags(record),
-        kernel=_text(record, "kernel"),
-    )
-
-
-def _text(record: dict[str, Any], name: str) -> str | None:
-    found = record.get(name)
-    if not isinstance(found, str | None):
-        raise ValueError(f"its {name} is {found!r:.80}")
-    return found
-
-
-def _tags(record: dict[str, Any]) -> tuple[str, ...]:
-    tags = record.get("tags") or ()
-    if not all(isinstance(tag, str) for tag in tags):
-        raise ValueError(f"its tags are {tags!r:.80}")
-    return tuple(tags)
-
-
-def _seconds(record: dict[str, Any]) -> Iterator[float]:
-    for name in ("queued_s", "cpu_s", "wall_s"):
-        seconds = float(record[name])
-        # Refuses NaN as well, which Python's JSON can hold.
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"{name} is {seconds}")
-        yield seconds
-
-
-def _complaint(end: str, record: dict[str, Any]) -> str:
-    if end not in ("rejected", "exhausted"):
-        return ""
-    for message in record.get("messages") or ():
-        if message["severity"] == "error":
-            return normalised(message["text"])
-    # Lean has no error if the judge rejects.
-    return "no error of Lean's: rejected by the judge" if end == "rejected" else ""
 
 
 def normalised(text: str) -> str:

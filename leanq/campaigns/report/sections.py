@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from leanq.campaigns.report.comparison import Changes, Comparison
+from leanq.campaigns.report.comparison import Change, Comparison
 from leanq.campaigns.report.estimates import Interval
-from leanq.campaigns.report.figures import Common, Report
+from leanq.campaigns.report.figures import Report
 from leanq.campaigns.report.outcomes import one_line
 from leanq.fleet.shown import columns, plural
 
@@ -21,9 +21,9 @@ class Section:
     """A title, sentences, and a table of ``rows`` under ``header``, if it has any."""
 
     title: str
-    notes: tuple[str, ...] = ()
-    header: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+    notes: Sequence[str] = ()
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
 
 
 def sections(
@@ -44,10 +44,12 @@ def sections(
             yield _slowest(report)
         yield from _flaky(report, most // 2)
         if report.reasons:
-            rows = tuple((f"{count:,}", reason) for reason, count in report.reasons.items())
-            yield Section("reasons", (), ("records", "reason"), rows)
-        yield from _common("first errors of Lean", report.complaints)
-        yield from _common("errors", report.errors)
+            yield _counted("reasons", "reason", report.reasons)
+        what = "text, its names and numbers left out"
+        if report.complaints:
+            yield _counted("first errors of Lean", what, report.complaints)
+        if report.errors:
+            yield _counted("errors", what, report.errors)
     if comparison:
         yield from _compared(comparison, most) if comparison.matched else (_disjoint(comparison),)
 
@@ -81,11 +83,16 @@ def _verdicts(report: Report) -> Section:
     if report.kernels:
         shown = (f"Lean {version} ({n:,})" for version, n in report.kernels.items())
         notes.append(f"judged by the kernel of: {', '.join(shown)}")
-    rows = []
-    for end, count in report.ends.items():
-        median = report.cpu_median_s.get(end)
-        rows.append((end, f"{count:,}", _percent(count / report.records), _seconds(median)))
-    return Section("verdicts", tuple(notes), ("verdict", "records", "share", "CPU p50"), (*rows,))
+    rows = [
+        (
+            end,
+            f"{count:,}",
+            _percent(count / report.records),
+            _seconds(report.cpu_median_s.get(end)),
+        )
+        for end, count in report.ends.items()
+    ]
+    return Section("verdicts", notes, ("verdict", "records", "share", "CPU p50"), rows)
 
 
 def _passes(report: Report, before: Report | None) -> Section:
@@ -102,85 +109,70 @@ def _passes(report: Report, before: Report | None) -> Section:
             "depends on what was accepted,",
             "so pass@1 is too high, and pass@k for k > 1 is unknown",
         )
-    older = {each.k: each.share for each in before.passes} if before else {}
-    header = ("k", "pass@k", "95% interval", "problems")
-    rows = []
-    for each in report.passes:
-        row = (f"{each.k}", _percent(each.share.estimate), _ends(each.share), f"{each.problems:,}")
-        was = older.get(each.k)
-        rows.append((*row, _percent(was.estimate) if was else "–") if before else row)
-    return Section(
-        "solved and pass@k", tuple(notes), (*header, "before") if before else header, (*rows,)
-    )
+    header = ["k", "pass@k", "95% interval", "problems"]
+    rows = [[f"{each.k}", *_share(each.share), f"{each.problems:,}"] for each in report.passes]
+    if before:
+        header.append("before")
+        older = {f"{each.k}": each.share for each in before.passes}
+        for row in rows:
+            row.append(_share(older.get(row[0]))[0])
+    return Section("solved and pass@k", notes, header, rows)
 
 
 def _groups(report: Report, most: int) -> Iterator[Section]:
     if report.tags:
-        shown = report.tags[:most]
-        rows = tuple(
-            (
-                _name(each.tag),
-                f"{each.problems:,}",
-                f"{each.solved:,}",
-                _percent(each.pass_1.estimate) if each.pass_1 else "–",
-                _ends(each.pass_1) if each.pass_1 else "–",
-            )
-            for each in shown
-        )
+        rows = [
+            (_name(each.tag), f"{each.problems:,}", f"{each.solved:,}", *_share(each.pass_1))
+            for each in report.tags[:most]
+        ]
         header = ("tag", "problems", "solved", "pass@1", "95% interval")
-        yield Section("by tag", _left_out(len(report.tags), len(shown)), header, rows)
+        yield Section("by tag", _left_out(len(report.tags), len(rows)), header, rows)
     if report.tried:
         tried = sorted(report.tried, key=lambda each: each.accepted / each.samples)[:most]
-        counts = tuple(
-            (_name(each.name), f"{each.samples:,}", f"{each.accepted:,}") for each in tried
-        )
+        counts = [(_name(each.name), f"{each.samples:,}", f"{each.accepted:,}") for each in tried]
         notes = ("the hardest first", *_left_out(len(report.tried), len(tried)))
         yield Section("by problem", notes, ("problem", "samples", "accepted"), counts)
 
 
 def _times(report: Report) -> Section:
     names = {"wall_s": "on the worker", "cpu_s": "CPU in Lean", "queued_s": "in the queue"}
-    rows = []
-    for name, quantiles in report.times.items():
-        shown = (quantiles.p50, quantiles.p90, quantiles.p99, quantiles.max)
-        rows.append((names[name], *map(_seconds, shown)))
-    notes = (f"{report.cpu_hours:,.2f} hours of CPU in Lean",)
-    return Section("times", notes, ("", "p50", "p90", "p99", "max"), (*rows,))
+    rows = [
+        (names[name], *map(_seconds, (each.p50, each.p90, each.p99, each.max)))
+        for name, each in report.times.items()
+    ]
+    notes = [f"{report.cpu_hours:,.2f} hours of CPU in Lean"]
+    return Section("times", notes, ("", "p50", "p90", "p99", "max"), rows)
 
 
 def _slowest(report: Report) -> Section:
-    rows = tuple(
+    rows = [
         (_name(r.name), r.end, _seconds(r.cpu_s), _seconds(r.wall_s), f"{r.attempts}", f"{r.line}")
         for r in report.slowest
-    )
+    ]
     header = ("record", "verdict", "CPU", "wall", "leases", "line")
     return Section("slowest, by CPU time", (), header, rows)
 
 
 def _flaky(report: Report, most: int) -> Iterator[Section]:
-    texts = report.flaky_texts
-    yield Section(
-        "flaky",
-        (
-            f"{plural(texts.total, 'text')} with different verdicts, "
-            f"{plural(report.retried, 'record')} with more than one lease, "
-            f"{plural(report.infrastructure, 'outcome')} of leanq's",
-        ),
+    note = (
+        f"{plural(report.flaky_total, 'text')} with different verdicts, "
+        f"{plural(report.retried, 'record')} with more than one lease, "
+        f"{plural(report.infrastructure, 'outcome')} of leanq's"
     )
-    if texts.total:
+    yield Section("flaky", [note])
+    if report.flaky:
         rows = [
             (each.code_hash, ", ".join(each.ends), ", ".join(map(str, each.lines)))
-            for each in texts.texts[:most]
+            for each in report.flaky[:most]
         ]
-        left_out = _left_out(texts.total, len(rows))
+        left_out = _left_out(report.flaky_total, len(rows))
         header = ("text", "verdicts", "first lines of the data")
-        yield Section("equal texts, different verdicts", left_out, header, (*rows,))
+        yield Section("equal texts, different verdicts", left_out, header, rows)
 
 
-def _common(title: str, found: Sequence[Common]) -> Iterator[Section]:
-    if found:
-        rows = tuple((f"{each.count:,}", each.text) for each in found)
-        yield Section(title, (), ("records", "text, its names and numbers left out"), rows)
+def _counted(title: str, what: str, counts: Mapping[str, int]) -> Section:
+    rows = [(f"{count:,}", text) for text, count in counts.items()]
+    return Section(title, (), ("records", what), rows)
 
 
 def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
@@ -188,8 +180,8 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
     changed = sum(each.count for each in moves)
     notes = [
         f"{plural(comparison.matched, 'record')} in both files: "
-        f"{changed:,} changed the verdict ({comparison.gained.total:,} gained, "
-        f"{comparison.lost.total:,} lost), {comparison.other_code:,} have other code",
+        f"{changed:,} changed the verdict ({comparison.gained_total:,} gained, "
+        f"{comparison.lost_total:,} lost), {comparison.other_code:,} have other code",
         f"{comparison.only_new:,} only in the newer file, "
         f"{comparison.only_old:,} only in the older",
     ]
@@ -205,11 +197,11 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
             f"{plural(comparison.rose, 'problem')} rose and {comparison.fell:,} fell; by chance "
             f"alone a split as uneven comes with p = {comparison.p_value:.2g} (paired sign test)"
         )
-    rows = tuple((each.old, each.new, f"{each.count:,}") for each in moves[: most // 2])
+    rows = [(each.old, each.new, f"{each.count:,}") for each in moves[: most // 2]]
     notes += _left_out(len(moves), len(rows))
-    yield Section("against the older file", tuple(notes), ("old", "new", "records"), rows)
-    yield from _changes("lost: no longer accepted", comparison.lost, most)
-    yield from _changes("gained: accepted now", comparison.gained, most)
+    yield Section("against the older file", notes, ("old", "new", "records"), rows)
+    yield from _changes("lost: no longer accepted", comparison.lost, comparison.lost_total, most)
+    yield from _changes("gained: accepted now", comparison.gained, comparison.gained_total, most)
 
 
 def _disjoint(comparison: Comparison) -> Section:
@@ -217,15 +209,14 @@ def _disjoint(comparison: Comparison) -> Section:
         f"No record is in both files, so nothing is compared: {comparison.only_new:,} in the newer "
         f"and {comparison.only_old:,} in the older."
     )
-    return Section("against the older file", (note,))
+    return Section("against the older file", [note])
 
 
-def _changes(title: str, changes: Changes, most: int) -> Iterator[Section]:
+def _changes(title: str, found: Sequence[Change], total: int, most: int) -> Iterator[Section]:
     code = {True: "other", False: "same", None: "unknown"}
-    shown = changes.records[:most]
-    rows = tuple((_name(c.name), c.old, c.new, code[c.other_code]) for c in shown)
+    rows = [(_name(c.name), c.old, c.new, code[c.other_code]) for c in found[:most]]
     if rows:
-        notes = _left_out(changes.total, len(rows))
+        notes = _left_out(total, len(rows))
         yield Section(title, notes, ("record", "old", "new", "code"), rows)
 
 
@@ -241,8 +232,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _ends(interval: Interval) -> str:
-    return f"{100 * interval.low:.1f} – {100 * interval.high:.1f} %"
+def _share(found: Interval | None) -> tuple[str, str]:
+    """Returns the estimate and its interval."""
+    if found is None:
+        return "–", "–"
+    return _percent(found.estimate), f"{100 * found.low:.1f} – {100 * found.high:.1f} %"
 
 
 def _seconds(seconds: float | None) -> str:
