@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Self
 
-from leanq.campaigns.coordinator import Asking, Coordinator, End, Observer, Plan
+from leanq.campaigns.coordinator import Coordinator, End, Observer, Plan
 from leanq.campaigns.dataset import Dataset, Fields, Row, open_dataset
 from leanq.campaigns.files import replacing
 from leanq.campaigns.journal import Journal
+from leanq.client import AsyncLeanQClient
 from leanq.errors import LeanQError, UsageError
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply
@@ -88,7 +89,7 @@ class Campaign:
 
     async def run(
         self,
-        client: Asking,
+        client: AsyncLeanQClient,
         observer: Observer,
         *,
         retry: bool = False,

@@ -11,14 +11,15 @@ import asyncio
 import sqlite3
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, Literal, Protocol
 
 from leanq.campaigns.dataset import BadRow, Dataset, Row
 from leanq.campaigns.journal import Cursor, Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply
+from leanq.client import AsyncLeanQClient
 from leanq.errors import (
     ClosedError,
     LeanQError,
@@ -32,7 +33,6 @@ from leanq.producer.request_builder import (
     ECHO_ENVIRONMENT,
     Check,
     RequestBuilder,
-    SubmitOptions,
 )
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
@@ -97,17 +97,16 @@ class Resumed:
 
     Attributes:
         rows: rows with results.
-        total: rows of the data set; ``None`` if unknown.
+        total: rows of the data set.
         left_s: seconds that the other rows take at the pace so far; ``None`` if unknown.
     """
 
     rows: int
-    total: int | None
+    total: int
     left_s: float | None
 
     def __str__(self) -> str:
-        of = "" if self.total is None else f" of {self.total:,}"
-        text = f"{self.rows:,}{of} rows have results"
+        text = f"{self.rows:,} of {self.total:,} rows have results"
         if self.left_s is None:
             return text
         return f"{text}; at the pace so far the rest takes {duration(self.left_s)}"
@@ -129,78 +128,44 @@ class Observer(Protocol):
         """Warns that the campaign runs, but probably not as the user meant it."""
 
 
-class Asking(Protocol):
-    """The client that a campaign asks, such as an :class:`~leanq.AsyncLeanQClient`."""
-
-    settings: Settings
-
-    async def check(self, code: str, **options: Unpack[Check]) -> Reply:
-        """Returns Lean's reply on ``code``."""
-
-    async def verify(
-        self, target: str | None, code: str, *, holes: Iterable[str] = (), **options: Unpack[Check]
-    ) -> Reply:
-        """Returns the reply on whether ``code`` proves ``target``."""
-
-    async def echo(self, payload: bytes, **options: Unpack[SubmitOptions]) -> bytes:
-        """Returns the same bytes."""
-
-    async def close(self, *, withdraw: bool = True) -> None:
-        """Closes the client, and withdraws what is outstanding from the queue, or lets it run
-        on."""
-
-
-@dataclass(slots=True)
-class _OpenRow:
-    """A row that is not done: the cursor from which to find it, and how many of its samples are
-    outstanding.
-
-    The cursor may point to blank lines before the row.
-    """
-
-    cursor: Cursor
-    outstanding: int
-
-
 class _WrongEnvironment:
-    """Finds out whether most of the first replies fail for one reason that lies in the
-    environment."""
+    """Warns if most of the first replies fail for one reason that lies in the environment."""
 
-    def __init__(self, env: str) -> None:
+    def __init__(self, env: str, warn: Callable[[str], None]) -> None:
         self._env = env
+        self._warn = warn
         self._count = 0
         self._reasons: Counter[str] = Counter()
         self._messages: dict[str, str] = {}
 
-    def add(self, reply: Reply) -> str | None:
-        """Counts a reply; returns the warning with the last of the first replies, if most of them
-        fail so."""
+    def add(self, reply: Reply) -> None:
+        """Counts a reply, and warns with the last of the first replies."""
         if self._count == _FIRST_REPLIES:
-            return None
+            return
         self._count += 1
         if reply.reason in _ENVIRONMENT_REASONS:
             self._reasons[reply.reason] += 1
             first = reply.messages[0].text if reply.messages else ""
             self._messages.setdefault(reply.reason, " ".join(first.split()))
-        return self._warning() if self._count == _FIRST_REPLIES else None
+        if self._count == _FIRST_REPLIES:
+            self._warn_of_most()
 
-    def end(self) -> str | None:
-        """Returns the warning, if the campaign had fewer replies than that and most of them fail
-        so."""
-        return self._warning() if self._count < _FIRST_REPLIES else None
+    def end(self) -> None:
+        """Warns at the end of a campaign that had fewer replies than that."""
+        if self._count < _FIRST_REPLIES:
+            self._warn_of_most()
 
-    def _warning(self) -> str | None:
+    def _warn_of_most(self) -> None:
         for reason, count in self._reasons.most_common(1):
             if 2 * count > self._count:
                 message = self._messages[reason]
                 if len(message) > _MESSAGE_CHARS:
                     message = message[:_MESSAGE_CHARS] + "…"
-                return (
+                self._warn(
                     f"{count:,} of the first {self._count:,} results have the reason {reason} in "
                     f"the environment {self._env!r}{': ' if message else ''}{message}; "
                     "is it the environment that the data is written for?"
                 )
-        return None
 
 
 class Coordinator:
@@ -211,7 +176,7 @@ class Coordinator:
 
     def __init__(
         self,
-        client: Asking,
+        client: AsyncLeanQClient,
         dataset: Dataset,
         journal: Journal,
         plan: Plan,
@@ -226,8 +191,10 @@ class Coordinator:
         self._observer = observer
         self._total = dataset.total()
         self._token = journal.token.encode()
-        # By line, in the order of reading: the next coordinator resumes at the first.
-        self._open_rows: dict[int, _OpenRow] = {}
+        # Rows that are not done, by line in the order of reading: the cursor from which to find
+        # each, perhaps behind blank lines, and how many of its samples are outstanding. The next
+        # coordinator resumes at the first.
+        self._open_rows: dict[int, tuple[Cursor, int]] = {}
         self._next = journal.cursor
         # Rows read so far, without blank lines.
         self._rows = journal.rows
@@ -235,7 +202,8 @@ class Coordinator:
         self._in_flight_bytes = 0
         # Tasks of problems with attempts in flight, of which one success is enough.
         self._siblings: dict[str | int, set[asyncio.Task[None]]] = {}
-        self._wrong_environment = _WrongEnvironment(plan.options.get("env", DEFAULT_ENVIRONMENT))
+        env = plan.options.get("env", DEFAULT_ENVIRONMENT)
+        self._wrong_environment = _WrongEnvironment(env, observer.warn)
         self._wake = asyncio.Event()
         self._fault: BaseException | None = None
 
@@ -261,7 +229,7 @@ class Coordinator:
             )
         if rows := self._journal.found_rows:
             total, row_s = self._total, self._journal.row_s
-            left_s = None if total is None or row_s is None else (total - rows) * row_s
+            left_s = None if row_s is None else (total - rows) * row_s
             self._observer.resumes(Resumed(rows, total, left_s))
         reading = asyncio.ensure_future(self._read())
         watching = asyncio.ensure_future(self._watch())
@@ -286,9 +254,12 @@ class Coordinator:
                 await self._client.close(withdraw=False)
                 raise
             finally:
-                await self._stop(reading, watching)
+                every = (reading, watching, *self._in_flight)
+                for task in every:
+                    task.cancel()
+                await asyncio.gather(*every, return_exceptions=True)
         self._commit()
-        self._warn(self._wrong_environment.end())
+        self._wrong_environment.end()
         await self._observer.update(self._progress())
         return end
 
@@ -315,7 +286,7 @@ class Coordinator:
             journal.add_problem(problem(row))
         samples = [i for i in range(len(row.codes)) if not journal.has(row.line, i)]
         if samples:
-            self._open_rows[row.line] = _OpenRow(cursor, len(samples))
+            self._open_rows[row.line] = cursor, len(samples)
         for i in samples:
             await self._wait_for_room()
             self._send(row, i)
@@ -336,7 +307,7 @@ class Coordinator:
         try:
             reply = await self._ask(row, sample)
             record = of_reply(row, sample, reply)
-            self._warn(self._wrong_environment.add(reply))
+            self._wrong_environment.add(reply)
             if self._settled:
                 self._settled(row, sample, reply)
         except (QueueError, ClosedError, UnknownEnvironmentError):
@@ -352,10 +323,6 @@ class Coordinator:
         self._journal.add(record)
         if self._plan.first_success and record["verdict"] == "accepted":
             self._solve(row)
-
-    def _warn(self, text: str | None) -> None:
-        if text:
-            self._observer.warn(text)
 
     async def _ask(self, row: Row, sample: int) -> Reply:
         code, request_id = row.codes[sample], self._request_id(row, sample)
@@ -392,14 +359,11 @@ class Coordinator:
             if not task.cancelled():
                 self._fault = self._fault or task.exception()
         else:
-            self._sample_done(row)
+            cursor, outstanding = self._open_rows[row.line]
+            self._open_rows[row.line] = cursor, outstanding - 1
+            if outstanding == 1:
+                del self._open_rows[row.line]
         self._wake.set()
-
-    def _sample_done(self, row: Row) -> None:
-        opened = self._open_rows[row.line]
-        opened.outstanding -= 1
-        if not opened.outstanding:
-            del self._open_rows[row.line]
 
     async def _wait_for_room(self, window: int | None = None) -> None:
         """Waits until one more request may be in flight."""
@@ -433,14 +397,8 @@ class Coordinator:
         )
 
     def _commit(self) -> None:
-        first = next(iter(self._open_rows.values()), None)
-        self._journal.commit(first.cursor if first else self._next)
-
-    async def _stop(self, *tasks: asyncio.Task[Any]) -> None:
-        every = (*tasks, *self._in_flight)
-        for task in every:
-            task.cancel()
-        await asyncio.gather(*every, return_exceptions=True)
+        cursor, _ = next(iter(self._open_rows.values()), (self._next, 0))
+        self._journal.commit(cursor)
 
 
 def _this_task() -> asyncio.Task[Any]:

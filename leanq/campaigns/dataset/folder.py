@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 
-from leanq.campaigns.dataset.row import MAX_CODE_BYTES, BadRow, Fields, Row, UnfitError, check_size
+from leanq.campaigns.dataset.row import (
+    MAX_CODE_BYTES,
+    Dataset,
+    Fields,
+    Numbered,
+    UnfitError,
+    check_size,
+)
 from leanq.errors import UsageError
 
 _SUFFIX = ".lean"
 
 
-class FolderDataset:
+class FolderDataset(Dataset):
     """The files in a folder and below it, sorted by their relative paths, which are their ids.
 
     Positions count files. Names that begin with a dot are skipped: projects keep their packages
@@ -31,7 +38,7 @@ class FolderDataset:
             raise UsageError(
                 f"{path} is a folder, whose files have no fields; leave the --*-field options out"
             )
-        self.path = path
+        self.path, self.fields = path, fields
         digest, self._total = blake2b(digest_size=8), 0
         for name in self._names():
             digest.update(b"%s\0%d\0" % (os.fsencode(name), _size_bytes(f"{path}/{name}")))
@@ -43,20 +50,15 @@ class FolderDataset:
     def total(self) -> int:
         return self._total
 
-    def check_fields(self) -> None:
-        """Does nothing: files have no fields."""
-
-    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        for name in islice(self._names(), start, None):
-            start += 1
+    def _records(self, line: int, start: int) -> Iterator[Numbered]:
+        for place, name in enumerate(islice(self._names(), start, None)):
             shown = os.fsencode(name).decode(errors="backslashreplace")
+            found: Mapping[str, str] | UnfitError
             try:
-                code = _read(f"{self.path}/{name}")
+                found = {"id": shown, "code": _read(f"{self.path}/{name}")}
             except UnfitError as error:
-                yield BadRow(line, start, shown, str(error))
-            else:
-                yield Row(line, start, shown, None, (code,), False)
-            line += 1
+                found, error.id = error, shown
+            yield line + place, start + place + 1, found
 
     def _names(self, below: str = "") -> Iterator[str]:
         """Yields the relative paths, sorted as whole texts, with one folder in memory at a time."""

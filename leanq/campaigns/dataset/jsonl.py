@@ -7,18 +7,9 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import islice
 from typing import Any, BinaryIO
 
-from leanq.campaigns.dataset.row import (
-    FIRST_ROWS,
-    BadRow,
-    Fields,
-    Row,
-    UnfitError,
-    read_row,
-    require_fields,
-)
+from leanq.campaigns.dataset.row import Dataset, Fields, Numbered, UnfitError
 from leanq.errors import UsageError
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
@@ -29,7 +20,7 @@ _CHUNK_BYTES = 1 << 20
 _END_BYTES = 1 << 16
 
 
-class JsonlDataset:
+class JsonlDataset(Dataset):
     """A JSONL file: UTF-8, with or without a byte order mark. Positions are offsets in bytes.
 
     Raises:
@@ -38,7 +29,7 @@ class JsonlDataset:
 
     def __init__(self, path: str, fields: Fields) -> None:
         self.path = path
-        self._fields = fields
+        self.fields = fields
         try:
             with open(path, "rb") as stream:
                 head = stream.read(_END_BYTES)
@@ -67,27 +58,7 @@ class JsonlDataset:
             raise UsageError(f"{self.path}: {error.strerror}") from None
         return count + is_row
 
-    def check_fields(self) -> None:
-        require_fields(self.path, self._fields, self.first_records())
-
-    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        for number, following, found in self._lines(line, start):
-            if isinstance(found, UnfitError):
-                yield BadRow(number, following, None, str(found))
-            else:
-                yield read_row(self._fields, number, following, found)
-
-    def first_records(self) -> Iterator[dict[str, Any]]:
-        """Yields the first rows that can be read."""
-        for _, _, found in islice(self._lines(1, 0), FIRST_ROWS):
-            if not isinstance(found, UnfitError):
-                yield found
-
-    def _lines(
-        self, line: int, start: int
-    ) -> Iterator[tuple[int, int, dict[str, Any] | UnfitError]]:
-        """Yields each line that is not blank: its number, where the next one begins, and its
-        record."""
+    def _records(self, line: int, start: int) -> Iterator[Numbered]:
         position = max(start, self._begin)
         try:
             with open(self.path, "rb", buffering=_CHUNK_BYTES) as stream:
@@ -97,12 +68,15 @@ class JsonlDataset:
                     if len(text) > MAX_LINE_BYTES and not text.endswith(b"\n"):
                         del text
                         beyond_bytes = _skip_line(stream)
-                        size_bytes = MAX_LINE_BYTES + 1 + beyond_bytes
                         position += beyond_bytes
-                        error = (
-                            f"the line has {size_bytes} bytes; at most {MAX_LINE_BYTES} are read"
+                        yield (
+                            line,
+                            position,
+                            UnfitError(
+                                f"the line has {MAX_LINE_BYTES + 1 + beyond_bytes} bytes; at most "
+                                f"{MAX_LINE_BYTES} are read"
+                            ),
                         )
-                        yield line, position, UnfitError(error)
                     elif _is_row(text):
                         yield line, position, _parse(text)
                     line += 1

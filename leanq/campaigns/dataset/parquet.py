@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from leanq.campaigns.dataset.jsonl import ends_hash
-from leanq.campaigns.dataset.row import BadRow, Fields, Row, read_row
+from leanq.campaigns.dataset.row import Dataset, Fields, Numbered
 from leanq.errors import UsageError, to_install
 
 # Rows decoded at a time: fewer if they are large on average.
@@ -93,7 +93,7 @@ class ParquetFile:
             raise UsageError(f"{self.path}: {why:.200}") from None
 
 
-class ParquetDataset:
+class ParquetDataset(Dataset):
     """A data set in a Parquet file. Positions count rows.
 
     Raises:
@@ -101,24 +101,17 @@ class ParquetDataset:
     """
 
     def __init__(self, path: str, fields: Fields) -> None:
-        self.path = path
-        self._fields = fields
+        self.path, self.fields = path, fields
         self._file = ParquetFile(path)
-        self._columns = fields.columns
-        self._file.records(self._columns)
+        self._file.records(fields.columns)
         self.fingerprint = f"parquet:{os.path.getsize(path)}:{ends_hash(path)}"
 
     def total(self) -> int:
         return self._file.count
 
-    def check_fields(self) -> None:
-        """Does nothing: opening the file has checked the columns."""
-
-    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        for record in self._file.records(self._columns, start):
-            start += 1
-            yield read_row(self._fields, line, start, record)
-            line += 1
+    def _records(self, line: int, start: int) -> Iterator[Numbered]:
+        for place, record in enumerate(self._file.records(self.fields.columns, start)):
+            yield line + place, start + place + 1, record
 
 
 def pyarrow(path: str) -> tuple[Any, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
 
 from leanq.errors import UsageError
 from leanq.lean.completions import (
@@ -117,19 +119,41 @@ class BadRow:
     error: str
 
 
-class Dataset(Protocol):
-    """A data set that can be read from any row on, in bounded memory."""
+class UnfitError(Exception):
+    """Says why something is no row, in one short line.
 
-    @property
-    def path(self) -> str: ...
+    Attributes:
+        id: the row's id, if that is known.
+    """
 
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal data. Other data differs, unless it has the same size, beginning and
-        end."""
+    id: str | None = None
 
-    def total(self) -> int | None:
-        """Returns the number of rows, bad ones included; ``None`` if counting them is expensive."""
+
+Numbered = tuple[int, int, Mapping[str, Any] | UnfitError]
+
+
+class Dataset(ABC):
+    """A data set that can be read from any row on, in bounded memory.
+
+    Attributes:
+        path: where it is, for messages.
+        fields: the names of its fields.
+        fingerprint: equal for equal data. Other data differs, unless it has the same size,
+            beginning and end.
+    """
+
+    path: str
+    fields: Fields
+    fingerprint: str
+
+    @abstractmethod
+    def total(self) -> int:
+        """Returns the number of rows, bad ones included."""
+
+    @abstractmethod
+    def _records(self, line: int, start: int) -> Iterator[Numbered]:
+        """Yields each row from ``line`` on, which begins at ``start``: its line, where the next row
+        begins, and its fields."""
 
     def check_fields(self) -> None:
         """Reads the first rows, to find a wrong field name before anything is checked.
@@ -137,6 +161,26 @@ class Dataset(Protocol):
         Raises:
             UsageError: none of the first rows has one of the required fields.
         """
+        found: Counter[str] = Counter()
+        count = 0
+        for record in self.first_records():
+            count += 1
+            found.update(record.keys())
+        for kind, name in self.fields.required.items():
+            if count and not found[name]:
+                known = [repr(each)[:60] for each, _ in found.most_common(_LISTED_FIELDS)]
+                more = ", …" if len(found) > len(known) else ""
+                raise UsageError(
+                    f"{self.path} has no field {name!r:.60} in its first {count:,} "
+                    f"row{'s' * (count > 1)}, but {', '.join(known) or 'no field at all'}{more}; "
+                    f"name the right one with --{kind}-field"
+                )
+
+    def first_records(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the first rows that can be read."""
+        for _, _, found in islice(self._records(1, 0), FIRST_ROWS):
+            if not isinstance(found, UnfitError):
+                yield found
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
         """Yields the rows from ``line`` on, which begins at ``start``. To resume after a row, pass
@@ -145,32 +189,11 @@ class Dataset(Protocol):
         Raises:
             UsageError: the data can no longer be read.
         """
-
-
-class UnfitError(Exception):
-    """Says why something is no row, in one short line."""
-
-
-def require_fields(path: str, fields: Fields, records: Iterable[Mapping[str, Any]]) -> None:
-    """Raises UsageError if all ``records`` lack a required field.
-
-    Args:
-        records: the first rows of the data set at ``path``.
-    """
-    found: Counter[str] = Counter()
-    count = 0
-    for record in records:
-        count += 1
-        found.update(record.keys())
-    for kind, name in fields.required.items():
-        if count and not found[name]:
-            known = [repr(each)[:60] for each, _ in found.most_common(_LISTED_FIELDS)]
-            more = ", …" if len(found) > len(known) else ""
-            raise UsageError(
-                f"{path} has no field {name!r:.60} in its first {count:,} "
-                f"row{'s' * (count > 1)}, but {', '.join(known) or 'no field at all'}{more}; "
-                f"name the right one with --{kind}-field"
-            )
+        for number, following, found in self._records(line, start):
+            if isinstance(found, UnfitError):
+                yield BadRow(number, following, found.id, str(found))
+            else:
+                yield read_row(self.fields, number, following, found)
 
 
 def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any]) -> Row | BadRow:
@@ -179,19 +202,30 @@ def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any
     try:
         name = _name(fields.id, record)
         problem = None if fields.problem is None else _name(fields.problem, record)
-        target = None if fields.target is None else _text(fields.target, record)
-        codes, listed = _codes(fields, record)
-        tags = _tags(fields.tags, record)
+        target = fields.target and _text(fields.target, _given(fields.target, record))
+        header, prompt = _optional(fields.header, record), _optional(fields.prompt, record)
+        value = _given(fields.code, record)
+        given = _texts(fields.code, value)
+        if not given:
+            raise UnfitError(f"{_the(fields.code)} is an empty list")
+        tags = record.get(fields.tags) if fields.tags else None
+        tags = [] if fields.tags is None or tags is None else _texts(fields.tags, tags)
         if fields.parts:
-            target, codes = _joined(fields, record, target, codes)
+            codes = [_joined(prompt, code) for code in given]
+            target, codes = _completed(header, target, codes)
+        else:
+            if header and not header.endswith("\n"):
+                header += "\n"
+            codes = [_joined(header, prompt, code) for code in given]
         if not fields.verified:
             target = None
-        for code in codes if target is not None else ():
-            check_size(_size_bytes(code, fields.code) + _size_bytes(target or "", fields.target))
+        for code in codes:
+            check_size(_size_bytes(code) + _size_bytes(target or ""))
     except UnfitError as error:
         return BadRow(line, following, name, str(error))
     holes = open_definitions(target) if fields.parts and target is not None else ()
-    return Row(line, following, name, problem, codes, listed, target, holes, tags)
+    listed = isinstance(value, list)
+    return Row(line, following, name, problem, (*codes,), listed, target, holes, (*tags,))
 
 
 def check_size(size_bytes: int) -> None:
@@ -200,59 +234,8 @@ def check_size(size_bytes: int) -> None:
         raise UnfitError(f"the code has {size_bytes} bytes; at most {MAX_CODE_BYTES} are taken")
 
 
-def _name(field: str, record: Mapping[str, Any]) -> str | int:
-    value = _required(field, record)
-    if isinstance(value, str):
-        _size_bytes(value, field)
-        return value
-    # In Python, bool is an int.
-    if type(value) is int:
-        return value
-    raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text or a whole number")
-
-
-def _text(field: str, record: Mapping[str, Any]) -> str:
-    value = _required(field, record)
-    if not isinstance(value, str):
-        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text")
-    check_size(_size_bytes(value, field))
-    return value
-
-
-def _codes(fields: Fields, record: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Returns the texts to check, and whether they are a list."""
-    field, value = fields.code, _required(fields.code, record)
-    before, before_bytes = _before(fields, record)
-    if isinstance(value, str):
-        check_size(before_bytes + _size_bytes(value, field))
-        return (before + value,), False
-    if not isinstance(value, list):
-        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text or a list of texts")
-    if not value:
-        raise UnfitError(f"{_the(field)} is an empty list")
-    for place, code in enumerate(value):
-        if not isinstance(code, str):
-            raise UnfitError(f"{_the(field)} is a list whose element {place} is {_kind(code)}")
-        check_size(before_bytes + _size_bytes(code, field))
-    return tuple(before + code for code in value), True
-
-
-def _before(fields: Fields, record: Mapping[str, Any]) -> tuple[str, int]:
-    """Returns the text before the code, and its size in bytes."""
-    header = "" if fields.parts else _optional(fields.header, record)
-    prompt = _optional(fields.prompt, record)
-    if header and not header.endswith("\n"):
-        header += "\n"
-    size_bytes = _size_bytes(header, fields.header) + _size_bytes(prompt, fields.prompt)
-    return header + prompt, size_bytes
-
-
-def _joined(
-    fields: Fields, record: Mapping[str, Any], target: str | None, codes: tuple[str, ...]
-) -> tuple[str | None, tuple[str, ...]]:
+def _completed(header: str, target: str | None, codes: list[str]) -> tuple[str | None, list[str]]:
     """Returns the target and the whole texts of a problem set's row."""
-    header = _optional(fields.header, record)
-    _size_bytes(header, fields.header)
     if target is None:
         whole = [with_sorry(last_block(code)) for code in codes]
     else:
@@ -261,54 +244,61 @@ def _joined(
         target = with_header(header, statement)
         # A statement that holds the imports itself lends them to the codes.
         header = header or split_header(statement).text
-        check_size(_size_bytes(target, fields.target))
-    joined = tuple(with_header(header, code) for code in whole)
-    for code in joined:
-        check_size(_size_bytes(code, fields.code))
-    return target, joined
+    return target, [with_header(header, code) for code in whole]
 
 
-def _tags(field: str | None, record: Mapping[str, Any]) -> tuple[str, ...]:
-    value = None if field is None else record.get(field)
-    if value is None:
-        return ()
-    tags = [value] if isinstance(value, str) else value
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text or a list of texts")
-    for tag in tags:
-        _size_bytes(tag, field)
-    return tuple(tags)
-
-
-def _required(field: str, record: Mapping[str, Any]) -> object:
+def _given(field: str, record: Mapping[str, Any]) -> object:
     value = record.get(field)
     if value is None:
         raise UnfitError(f"{_the(field)} is {'null' if field in record else 'missing'}")
     return value
 
 
+def _name(field: str, record: Mapping[str, Any]) -> str | int:
+    value = _given(field, record)
+    # In Python, bool is an int.
+    if type(value) is int:
+        return value
+    return _text(field, value, "a text or a whole number")
+
+
 def _optional(field: str | None, record: Mapping[str, Any]) -> str:
-    value = None if field is None else record.get(field)
-    if value is None:
-        return ""
+    value = record.get(field) if field else None
+    return "" if field is None or value is None else _text(field, value)
+
+
+def _text(field: str, value: object, expected: str = "a text") -> str:
     if not isinstance(value, str):
-        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text")
-    return value
-
-
-def _size_bytes(text: str, field: str | None) -> int:
-    if text.isascii():
-        return len(text)
+        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be {expected}")
     try:
-        return len(text.encode())
+        check_size(_size_bytes(value))
     except UnicodeEncodeError as error:
-        surrogate = ord(text[error.start])
+        surrogate = ord(value[error.start])
         raise UnfitError(
             f"{_the(field)} is no Unicode text: half of a surrogate pair, U+{surrogate:04X}"
         ) from None
+    return value
 
 
-def _the(field: str | None) -> str:
+def _texts(field: str, value: object) -> list[str]:
+    if not isinstance(value, list):
+        return [_text(field, value, "a text or a list of texts")]
+    for place, each in enumerate(value):
+        if not isinstance(each, str):
+            raise UnfitError(f"{_the(field)} is a list whose element {place} is {_kind(each)}")
+    return [_text(field, each) for each in value]
+
+
+def _joined(*parts: str) -> str:
+    check_size(sum(map(_size_bytes, parts)))
+    return "".join(parts)
+
+
+def _size_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _the(field: str) -> str:
     return f"the field {field!r:.60}"
 
 
