@@ -25,22 +25,17 @@ since the first records do not tell the types of later ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, BinaryIO
+from typing import Any
 
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.dataset.row import BadRow, Row
 from leanq.campaigns.files import replacing
-from leanq.campaigns.tables import answer_columns, write_table
+from leanq.campaigns.tables import ANSWER, answer_columns, write_table
 from leanq.errors import UsageError
 from leanq.queue.requests import Reply, reply_to_json
 
-_OF_REPLY = (
-    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
-    *("attempts", "worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint"),
-    "request_id",
-)
 _ALWAYS = frozenset({"id", "line", "verdict"})
 _ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})
 
@@ -49,7 +44,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
     """Returns the record of the reply to the row's text number ``sample`` (from 0)."""
-    record = _head(row, sample) | reply_to_json(reply, _OF_REPLY)
+    record = _head(row, sample) | reply_to_json(reply, ANSWER)
     if row.target is None:
         del record["failed"]
     record["code_hash"] = code_hash(row, sample)
@@ -94,9 +89,12 @@ def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
         UsageError: it cannot be written, or pyarrow is missing; the old file is unchanged.
     """
     # Before anything is written: pyarrow may be missing.
-    write = _parquet_writer(path) if is_parquet(path) else _write_jsonl
+    schema = _schema(pyarrow(path)[0]) if is_parquet(path) else None
     with replacing(path) as stream:
-        write(stream, records)
+        if schema is None:
+            stream.writelines(map(pack, records))
+        else:
+            write_table(stream, map(_with_texts, records), schema)
 
 
 def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
@@ -139,22 +137,12 @@ def _read_jsonl(path: str) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
-def _write_jsonl(stream: BinaryIO, records: Iterable[dict[str, Any]]) -> None:
-    stream.writelines(map(pack, records))
-
-
 def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
     schema = _schema(pyarrow(path)[0])
     for row in ParquetFile(path).records(schema.names):
         # A record without a hash has an error. In a reply's record, other nulls are values.
         lacks = row.keys() - _ALWAYS if row["code_hash"] is None else _ONLY_IF_KNOWN
         yield {name: row[name] for name in row if row[name] is not None or name not in lacks}
-
-
-def _parquet_writer(path: str) -> Callable[[BinaryIO, Iterable[dict[str, Any]]], None]:
-    """Returns a writer of Parquet; raises UsageError if pyarrow is missing."""
-    schema = _schema(pyarrow(path)[0])
-    return lambda stream, records: write_table(stream, map(_with_texts, records), schema)
 
 
 def _with_texts(record: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,13 @@ from leanq.campaigns.dataset.parquet import pyarrow
 _GROUP_ROWS = 8192
 _GROUP_CHARS = 16 << 20
 
+ANSWER = (
+    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
+    *("attempts", "worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint"),
+    "request_id",
+)
+"""The fields of a reply that results and traces have."""
+
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -23,18 +30,14 @@ def answer_columns(arrow: Any) -> dict[str, Any]:
     message = arrow.struct({"severity": text, **place, "text": text, **end})
     sorry = arrow.struct({**place, "goal": text, "state": text, **end})
     return {
-        "verdict": text,
-        "reason": text,
+        **dict.fromkeys(ANSWER, text),
         "messages": arrow.list_(message),
         "sorries": arrow.list_(sorry),
         "theorems": arrow.list_(arrow.struct({"name": text, "statement": text})),
         "failed": arrow.list_(arrow.struct({"name": text, "rule": text, "text": text})),
         "axioms": arrow.list_(text),
-        "kernel": text,
         "attempts": number,
-        "worker": text,
         **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),
-        **dict.fromkeys(("fingerprint", "request_id"), text),
     }
 
 

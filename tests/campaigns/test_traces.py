@@ -138,7 +138,7 @@ class _KilledError(Exception):
 
 def _trace(number: int) -> rows.Row:
     request = Request("check", f"example : {number} = {number} := rfl")
-    return rows.trace(rows.Origin("default"), request, {"verdict": "accepted"})
+    return rows.trace({"environment": "default"}, request, {"verdict": "accepted"})
 
 
 @pytest.mark.slow
@@ -187,15 +187,18 @@ def test_wherever_an_export_ends_the_next_completes_it(
 def test_another_question_is_another_trace(changes: Mapping[str, Any]) -> None:
     asked = {"code": "theorem t : 1 = 1 := rfl", "target": "theorem t : 1 = 1 := sorry"}
     answer = {"verdict": "accepted", "fingerprint": "f"}
-    one = rows.trace(rows.Origin("a"), Request("verify", **asked), answer)
-    other = rows.trace(rows.Origin("a"), Request("verify", **{**asked, **changes}), answer)
+    one = rows.trace({"environment": "a"}, Request("verify", **asked), answer)
+    other = rows.trace({"environment": "a"}, Request("verify", **{**asked, **changes}), answer)
     assert one["trace"] != other["trace"]
 
 
 def test_an_answer_is_the_same_trace_whoever_gave_it_when() -> None:
     request, more = Request("check", "x"), Request("check", "x", timeout_s=9.0)
     verdict = {"verdict": "rejected", "reason": "lean_error", "fingerprint": "f"}
-    origin, other = rows.Origin("a", "p", "1"), rows.Origin("b", "q", "2", 3, ("tag",))
+    origin, other = (
+        {"environment": "a", "problem": "p", "id": "1"},
+        {"environment": "b", "problem": "q", "id": "2", "sample": 3, "tags": ("tag",)},
+    )
     one = rows.trace(origin, request, {**verdict, "cpu_s": 1.0, "worker": "v"})
     assert one["trace"] == rows.trace(other, more, {**verdict, "cpu_s": 2.0})["trace"]
     assert one["trace"] != rows.trace(origin, request, {**verdict, "fingerprint": "g"})["trace"]

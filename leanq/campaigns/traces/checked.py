@@ -50,13 +50,13 @@ def of_campaign(
         if row.line != line or not _is_of(row, sample, record):
             raise _other_data(data.path, line, results)
         assert isinstance(row, dataset.Row)
-        origin = rows.Origin(
-            environment,
-            str(problem(row)),
-            str(row.id),
-            sample if row.listed else None,
-            row.tags,
-        )
+        origin = {
+            "environment": environment,
+            "problem": str(problem(row)),
+            "id": str(row.id),
+            "sample": sample if row.listed else None,
+            "tags": row.tags,
+        }
         yield rows.trace(origin, _request(builder, campaign, row, sample), record)
 
 

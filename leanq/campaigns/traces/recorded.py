@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from leanq.campaigns.tables import ANSWER
 from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.recording import SUFFIX, Recorded, read_journal
-from leanq.queue.requests import VERIFIED, reply_to_json
+from leanq.queue.requests import reply_to_json
 
 
 def is_recorded(source: str) -> bool:
@@ -45,13 +46,13 @@ def _trace(record: Recorded) -> rows.Row:
     reply = record.reply
     labels: dict[str, Any] = json.loads(record.labels)
     problem = labels.get("problem")
-    origin = rows.Origin(
-        record.environment or None,
-        problem=None if problem is None else str(problem),
-        labels=record.labels if labels else None,
-        ended=datetime.fromtimestamp(record.ended_ms / 1000, UTC),
-    )
-    answer = reply_to_json(reply, (*VERIFIED, "audit_s", "fingerprint"))
+    origin = {
+        "environment": record.environment or None,
+        "problem": None if problem is None else str(problem),
+        "labels": record.labels if labels else None,
+        "ended": datetime.fromtimestamp(record.ended_ms / 1000, UTC),
+    }
+    answer = reply_to_json(reply, ANSWER)
     if record.request.op == "step":
         answer |= {"state": reply.state, "goals_after": list(reply.goals)}
     return rows.trace(origin, record.request, answer)

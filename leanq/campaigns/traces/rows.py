@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
-from leanq.campaigns.tables import answer_columns
+from leanq.campaigns.tables import ANSWER, answer_columns
 from leanq.queue.requests import LEAN_VERDICTS, Request
 
 Row = dict[str, Any]
@@ -19,48 +17,22 @@ _QUESTION = (
     *("op", "text", "target", "target_theorems", "holes", "parent"),
     *("allow_axioms", "audit", "trust_programs"),
 )
+_OF_ANSWER = frozenset({*ANSWER, "state", "goals_after"})
 _BUDGET = ("timeout_s", "memory_mb", "scratch_mb")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a request came from; its fields are columns.
-
-    Attributes:
-        environment: the name of the requested environment; ``None`` if it is not known.
-        problem, id: the names of the problem and of the row in the data set.
-        sample: the number of the row's text, from 0.
-        tags: the row's.
-        labels: the caller's labels, as JSON.
-        ended: when the reply came, if that was noted.
-    """
-
-    environment: str | None
-    problem: str | None = None
-    id: str | None = None
-    sample: int | None = None
-    tags: tuple[str, ...] = ()
-    labels: str | None = None
-    ended: datetime | None = None
-
-
-def trace(origin: Origin, request: Request, answer: Mapping[str, Any]) -> Row:
+def trace(origin: Row, request: Request, answer: Mapping[str, Any]) -> Row:
     """Returns the row of a check, a verification or a step.
 
     Args:
+        origin: where the request came from: its environment's name, and ``problem``, ``id``,
+            ``sample``, ``tags``, ``labels`` and ``ended`` where they are known.
         answer: the reply's fields as in a record of results; fields left out are null.
     """
-    step = request.op == "step"
     row: Row = {
-        "trace": "",
+        **origin,
         "op": request.op,
-        "problem": origin.problem,
-        "id": origin.id,
-        "sample": origin.sample,
-        "tags": list(origin.tags),
-        "labels": origin.labels,
-        "environment": origin.environment,
-        "text": request.tactic if step else request.code,
+        "text": request.tactic if request.op == "step" else request.code,
         "target": request.target or None,
         "target_theorems": list(request.theorems),
         "holes": list(request.holes),
@@ -69,9 +41,8 @@ def trace(origin: Origin, request: Request, answer: Mapping[str, Any]) -> Row:
         "audit": request.audit,
         "trust_programs": request.trust_programs,
         **{name: getattr(request, name) for name in _BUDGET},
+        **{name: value for name, value in answer.items() if name in _OF_ANSWER},
     }
-    row["ended"] = origin.ended
-    row.update((name, value) for name, value in answer.items() if name in _OF_ANSWER)
     row["trace"] = _hash(row)
     return row
 
@@ -84,35 +55,19 @@ def schema(arrow: Any) -> Any:
         **dict.fromkeys(("trace", "op", "problem", "id"), text),
         "sample": number,
         "tags": texts,
-        "labels": text,
-        "environment": text,
-        "text": text,
-        "target": text,
-        "target_theorems": texts,
-        "holes": texts,
+        **dict.fromkeys(("labels", "environment", "text", "target"), text),
+        **dict.fromkeys(("target_theorems", "holes"), texts),
         "parent": text,
         "goals_before": texts,
         "state": text,
-        "goals_after": texts,
-        "allow_axioms": texts,
-        "audit": flag,
-        "trust_programs": flag,
+        **dict.fromkeys(("goals_after", "allow_axioms"), texts),
+        **dict.fromkeys(("audit", "trust_programs"), flag),
         "timeout_s": arrow.float64(),
-        "memory_mb": number,
-        "scratch_mb": number,
+        **dict.fromkeys(("memory_mb", "scratch_mb"), number),
         **answer_columns(arrow),
         "ended": arrow.timestamp("ms", "UTC"),
     }
     return arrow.schema(columns)
-
-
-_OF_ANSWER = frozenset(
-    {
-        *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
-        *("attempts", "worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint"),
-        *("request_id", "state", "goals_after"),
-    }
-)
 
 
 def _hash(row: Row) -> str:
