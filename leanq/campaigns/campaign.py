@@ -84,7 +84,6 @@ class Campaign:
             raise UsageError(f"{path} does not describe the campaign of {results}") from None
 
     def spec(self) -> dict[str, Any]:
-        """Returns the campaign as JSON."""
         return asdict(self)
 
     async def run(

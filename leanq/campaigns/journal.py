@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, BinaryIO
+from typing import Any
 
 from leanq.campaigns.dataset.parquet import pyarrow
 from leanq.campaigns.results import is_parquet, pack, read_results, write_results
@@ -141,13 +141,11 @@ class Journal:
     def rows(self) -> int:
         """How many rows stand before the cursor."""
         query = "SELECT count(DISTINCT line) FROM done WHERE line < ?"
-        found: int = self._db.execute(query, (self.cursor.line,)).fetchone()[0]
-        return found
+        return int(self._one(query, self.cursor.line))
 
     @property
     def found_rows(self) -> int:
-        """How many rows have a record."""
-        return self._number("SELECT count(DISTINCT line) FROM done")
+        return int(self._one("SELECT count(DISTINCT line) FROM done"))
 
     @property
     def row_s(self) -> float | None:
@@ -173,18 +171,15 @@ class Journal:
         key = _key(id_)
         if self._db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, line)).rowcount:
             return line
-        found: int = self._db.execute("SELECT line FROM ids WHERE id = ?", (key,)).fetchone()[0]
-        return found
+        return int(self._one("SELECT line FROM ids WHERE id = ?", key))
 
     def has(self, line: int, sample: int) -> bool:
-        """Returns whether this sample's record is there."""
         if line > self._last:
             return False
         query = "SELECT 1 FROM done WHERE line = ? AND sample = ?"
         return self._db.execute(query, (line, sample)).fetchone() is not None
 
     def is_solved(self, problem: str | int) -> bool:
-        """Returns whether an attempt at the problem was accepted."""
         query = "SELECT 1 FROM problems WHERE problem = ? AND solved"
         return self._db.execute(query, (_key(problem),)).fetchone() is not None
 
@@ -194,7 +189,6 @@ class Journal:
         self.unsolved += self._db.execute(statement, (_key(problem),)).rowcount
 
     def solve(self, problem: str | int) -> None:
-        """Notes that an attempt at the problem was accepted."""
         self.add_problem(problem)
         statement = "UPDATE problems SET solved = 1 WHERE problem = ? AND NOT solved"
         self.unsolved -= self._db.execute(statement, (_key(problem),)).rowcount
@@ -216,12 +210,12 @@ class Journal:
             UsageError: the files cannot be written, as on a full disk.
         """
         try:
-            fruitless_starts = "0" if self._lines else str(self.fruitless_starts)
             if self._lines:
                 self._part.write(b"".join(self._lines))
                 self._part.flush()
                 os.fsync(self._part.fileno())
                 self._lines.clear()
+                self._set(fruitless_starts="0")
             self.cursor = cursor
             now_s = time.monotonic()
             spent_s, self._began_s = float(self._meta("spent_s")) + now_s - self._began_s, now_s
@@ -230,7 +224,6 @@ class Journal:
                 size_bytes=str(self._size_bytes),
                 cursor=f"{cursor.line} {cursor.start}",
                 counts=json.dumps(self.counts),
-                fruitless_starts=fruitless_starts,
             )
             self._db.commit()
         except (OSError, sqlite3.Error) as error:
@@ -239,9 +232,7 @@ class Journal:
     def finish(self) -> None:
         """Writes the results in the order of the data, and removes the journal.
 
-        Call it once everything is committed.
-
-        If it is interrupted, the next coordinator repeats it.
+        Call it once everything is committed. If it is interrupted, the next coordinator repeats it.
 
         Raises:
             UsageError: the results cannot be written.
@@ -272,7 +263,7 @@ class Journal:
         self._db.execute("BEGIN EXCLUSIVE")
         if not os.path.exists(self._state_path):
             raise BusyError(f"{self.out} was just written by another campaign")
-        begun = bool(self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        begun = bool(self._one("SELECT count(*) FROM sqlite_master"))
         if begun and self._meta("purpose") != self._purpose:
             if self._meta("size_bytes") != "0" or os.path.exists(self.out):
                 raise UsageError(
@@ -303,20 +294,16 @@ class Journal:
         line, start = map(int, self._meta("cursor").split())
         self.cursor = Cursor(line, start)
         self.counts.update(json.loads(self._meta("counts")))
-        self._last = self._number("SELECT coalesce(max(line), 0) FROM done")
-        self.unsolved = self._number("SELECT count(*) FROM problems WHERE NOT solved")
-        self._part = self._open_part()
-
-    def _open_part(self) -> BinaryIO:
-        size_bytes, path = self._size_bytes, self._part_path
-        if _size(path) < size_bytes:
+        self._last = self._one("SELECT coalesce(max(line), 0) FROM done")
+        self.unsolved = self._one("SELECT count(*) FROM problems WHERE NOT solved")
+        found_bytes = os.path.getsize(self._part_path) if os.path.exists(self._part_path) else 0
+        if found_bytes < self._size_bytes:
             raise UsageError(
-                f"{path} is damaged: it has {_size(path)} bytes where {size_bytes} were written; "
-                f"remove it and {self._state_path}"
+                f"{self._part_path} is damaged: it has {found_bytes} bytes where "
+                f"{self._size_bytes} were written; remove it and {self._state_path}"
             )
-        part = open(path, "ab")  # noqa: SIM115
-        part.truncate(size_bytes)
-        return part
+        self._part = open(self._part_path, "ab")  # noqa: SIM115
+        self._part.truncate(self._size_bytes)
 
     def _keep_verdicts(self) -> None:
         """Begins a retry with those records of the results that have a verdict of Lean's."""
@@ -337,7 +324,7 @@ class Journal:
         self.commit(Cursor())
         self._set(retry="", kept_rows=str(self.found_rows), spent_s="0")
         self._db.commit()
-        self._last = self._number("SELECT coalesce(max(line), 0) FROM done")
+        self._last = self._one("SELECT coalesce(max(line), 0) FROM done")
 
     def _remove(self) -> None:
         # The index first, under its lock: the next journal overwrites a part without an index.
@@ -352,13 +339,10 @@ class Journal:
                 yield json.loads(part.readline())
 
     def _meta(self, name: str) -> str:
-        query = "SELECT value FROM meta WHERE name = ?"
-        value: str = self._db.execute(query, (name,)).fetchone()[0]
-        return value
+        return str(self._one("SELECT value FROM meta WHERE name = ?", name))
 
-    def _number(self, query: str) -> int:
-        value: int = self._db.execute(query).fetchone()[0]
-        return value
+    def _one(self, query: str, *values: Any) -> Any:
+        return self._db.execute(query, values).fetchone()[0]
 
     def _set(self, **values: str) -> None:
         self._db.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
@@ -373,12 +357,6 @@ def kind(record: dict[str, Any]) -> str:
 def _key(name: str | int) -> bytes:
     # 1 and "1" are different names.
     return blake2b(json.dumps(name).encode(), digest_size=16).digest()
-
-
-def _size(path: str) -> int:
-    with suppress(FileNotFoundError):
-        return os.path.getsize(path)
-    return 0
 
 
 def _cannot_write(path: str, error: OSError | sqlite3.Error) -> UsageError:

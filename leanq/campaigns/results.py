@@ -62,7 +62,6 @@ def cancelled(row: Row, sample: int) -> dict[str, Any]:
 
 
 def pack(record: dict[str, Any]) -> bytes:
-    """Returns the record as a line of JSONL."""
     text = _dumps(record)
     try:
         return text.encode() + b"\n"
@@ -112,7 +111,6 @@ def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
 
 
 def code_hash(row: Row, sample: int) -> str:
-    """Returns a record's ``code_hash``."""
     text = row.codes[sample] if row.target is None else f"{row.target}\0{row.codes[sample]}"
     return blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -138,7 +138,6 @@ class _Reporter:
         return read_control(self._job, name)
 
     def requeue(self, delay_s: int, **meta: Any) -> rq.Retry:
-        """Makes RQ run the job again after ``delay_s`` seconds."""
         log.info("%s: %s", self._job.id, meta.get("error", "paused"))
         self._job.meta |= meta
         self._job.save_meta()

@@ -220,7 +220,6 @@ class Campaigns:
                 yield self._status(job)
 
     def show(self, id_: str) -> CampaignStatus:
-        """Returns one campaign."""
         return self._status(self._job(id_))
 
     def pause(self, id_: str) -> None:
@@ -229,7 +228,6 @@ class Campaigns:
         write_control(job, command="pause")
 
     def resume(self, id_: str) -> None:
-        """Resumes a paused campaign."""
         write_control(self._expect(id_, "paused", "pausing"), command="")
         self.requeue_resumed(id_)
 
@@ -246,7 +244,6 @@ class Campaigns:
                 self._enqueue(job, self.queue.scheduled_job_registry)
 
     def requeue_all_resumed(self) -> None:
-        """Calls :meth:`requeue_resumed` for all campaigns."""
         for id_ in self.queue.scheduled_job_registry.get_job_ids():
             with contextlib.suppress(UsageError):  # no campaign, or gone
                 self.requeue_resumed(id_)
@@ -376,7 +373,6 @@ def _control_key(queue: str, id_: str) -> str:
 
 
 def write_control(job: Job, **fields: str) -> None:
-    """Writes control fields of a campaign's job."""
     key = _control_key(job.origin, job.id)
     with job.connection.pipeline() as pipe:
         for name, text in fields.items():

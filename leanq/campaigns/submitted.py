@@ -65,7 +65,6 @@ class SubmittedCampaign:
 
 
 def folder_of(folder: Path, tenant: str) -> Path:
-    """Returns the folder of a tenant's rows and results."""
     # A tenant's name need not be a valid folder name.
     return folder.resolve() / blake2b(tenant.encode(), digest_size=16).hexdigest()
 
@@ -195,7 +194,6 @@ def report_on(results: Path) -> dict[str, Any]:
 
 
 def _fields(rows: bytes) -> Fields:
-    """Returns the fields that the first row has."""
     first = next(filter(None, map(bytes.strip, io.BytesIO(rows))), b"")
     try:
         row = msgspec.json.decode(first)

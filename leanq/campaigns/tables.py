@@ -75,7 +75,6 @@ def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
 
 
 def _chars(values: Iterable[Any]) -> int:
-    """Returns how many characters are in values, and in lists and mappings among them."""
     chars = 0
     for value in values:
         if isinstance(value, str):

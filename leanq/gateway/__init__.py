@@ -18,10 +18,10 @@ One process is a client of the queue and serves any number of HTTP clients::
     batches.py          streams many requests over one connection
     campaigns.py        takes whole data sets, for campaign workers
     problems.py         its errors
-    metrics.py          counts the gateway's own work
-    traces.py           the trace that an HTTP request belongs to
+    metrics.py          counts the gateway's own work, and traces it
     bodies.py           bounds bodies before Pydantic reads them
     operation_routes.py a short way to the handlers of the three operations
+    fresh.py            looks at the queue at most once a second
     status.py           the part of the fleet's status that a key may see
     interface.py        the parts that both interfaces share
     recent.py           keeps the latest requests with their texts

@@ -10,7 +10,7 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Protocol
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, HTTPException, Request, Response
@@ -21,8 +21,9 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leanq.errors import UnknownStateError
+from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import Key, KeyFile, Right
-from leanq.gateway.limits import Connection, Connections
+from leanq.gateway.limits import Connections
 from leanq.queue.metrics import count
 from leanq.queue.requests import Reply
 
@@ -31,16 +32,6 @@ _NO_KEYS = frozenset({"", "None", "null"})
 _STATE_LENGTH = 64
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _RETRY_AFTER_S = 1.0
-
-
-class Outstanding(Protocol):
-    """Counts the requests of a tenant that a gateway waits for."""
-
-    def outstanding(self, tenant: str) -> int:
-        """Returns the number of those requests."""
-
-    def outstanding_bytes(self, tenant: str) -> int:
-        """Returns the bytes of their texts."""
 
 
 class Access:
@@ -64,10 +55,9 @@ class Access:
         # By the key's name: how many requests it may send at once (below 0 if it sent more), and
         # the time of that count.
         self._allowance: dict[str, tuple[float, float]] = {}
-        # By tenant, for HTTP requests under way: the bytes of their bodies and answers, and the
-        # requests that were admitted but not sent yet.
-        self._bodies_bytes: Counter[str] = Counter()
-        self._coming: Counter[str] = Counter()
+        # By tenant, what `holding` counts.
+        self._held: Counter[str] = Counter()
+        self._held_bytes: Counter[str] = Counter()
 
     def key_of(self, authorization: str | None) -> Key:
         """Returns the key in an ``Authorization`` header, with or without ``Bearer``.
@@ -136,7 +126,7 @@ class Access:
             )
         return wanted
 
-    def admit(self, key: Key, number: int, lean: Outstanding) -> None:
+    def admit(self, key: Key, number: int, lean: GatewayClient) -> None:
         """Admits so many more requests, counting the outstanding ones of the key's tenant.
 
         Raises:
@@ -150,35 +140,24 @@ class Access:
             raise _too_many(detail, after_s)
 
     @contextlib.contextmanager
-    def admitted(self, key: Key, number: int, lean: Outstanding) -> Iterator[Callable[[], None]]:
+    def admitted(self, key: Key, number: int, lean: GatewayClient) -> Iterator[Callable[[], None]]:
         """Admits requests that are sent one by one. Yields a function to call after each is sent.
 
         Raises as :meth:`admit`.
         """
         self.admit(key, number, lean)
-        coming, tenant, left = self._coming, key.tenant, number
-        coming[tenant] += number
+        with self.holding(key) as hold:
+            hold(number, 0)
+            yield lambda: hold(-1, 0)
 
-        def sent() -> None:
-            nonlocal left
-            left -= 1
-            coming[tenant] -= 1
-
-        try:
-            yield sent
-        finally:
-            coming[tenant] -= left
-            if not coming[tenant]:
-                del coming[tenant]
-
-    def wait_for(self, key: Key, number: int, lean: Outstanding) -> tuple[str, str, float] | None:
+    def wait_for(self, key: Key, number: int, lean: GatewayClient) -> tuple[str, str, float] | None:
         """Returns the limit that so many more requests would exceed, a message, and a delay.
 
         After the delay (seconds) the caller may try again. Returns None if the requests are
         admitted.
         """
-        outstanding = lean.outstanding(key.tenant) + self._coming[key.tenant]
-        held_bytes = lean.outstanding_bytes(key.tenant) + self._bodies_bytes[key.tenant]
+        outstanding = lean.outstanding(key.tenant) + self._held[key.tenant]
+        held_bytes = lean.outstanding_bytes(key.tenant) + self._held_bytes[key.tenant]
         if held_bytes > key.outstanding_mb << 20:
             return "outstanding bytes", _too_many_bytes(key), _RETRY_AFTER_S
         if outstanding + number > key.outstanding:
@@ -202,7 +181,7 @@ class Access:
 
     def check_memory(self, key: Key, more_bytes: int = 0) -> None:
         """Raises HTTPException (429) if the tenant's bodies and answers take too much memory."""
-        if self._bodies_bytes[key.tenant] + more_bytes > key.outstanding_mb << 20:
+        if self._held_bytes[key.tenant] + more_bytes > key.outstanding_mb << 20:
             count("leanq_http_refusals_total", "outstanding bytes")
             raise _too_many(_too_many_bytes(key), _RETRY_AFTER_S)
 
@@ -213,55 +192,38 @@ class Access:
         Yields a function that notes further bytes. It raises HTTPException (429) if the tenant's
         bodies take too much memory.
         """
-        with self.answer(key) as hold:
+        with self.holding(key) as hold:
 
             def note(more_bytes: int) -> None:
                 # A body that is refused does not count, or it would have answers refused, too.
                 self.check_memory(key, more_bytes)
-                hold(more_bytes)
+                hold(0, more_bytes)
 
             yield note
 
     @contextlib.contextmanager
-    def answer(self, key: Key) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes of an answer that its reader has not taken.
+    def holding(self, key: Key) -> Iterator[Callable[[int, int], None]]:
+        """Counts requests and bytes of the key's tenant that a gateway holds beside those that it
+        waits for: texts that come in, and results until their reader takes them.
 
-        Yields a function that notes further bytes.
+        Yields a function that notes so many more requests and bytes, or fewer.
         """
-        bodies_bytes, tenant, held_bytes = self._bodies_bytes, key.tenant, 0
-
-        def hold(more_bytes: int) -> None:
-            nonlocal held_bytes
-            held_bytes += more_bytes
-            bodies_bytes[tenant] += more_bytes
-
-        try:
-            yield hold
-        finally:
-            hold(-held_bytes)
-            if not bodies_bytes[tenant]:
-                del bodies_bytes[tenant]
-
-    @contextlib.contextmanager
-    def unsent(self, key: Key) -> Iterator[Callable[[int, int], None]]:
-        """Counts results that wait until their reader takes them: until then a request is
-        outstanding.
-
-        Yields a function that notes so many more results, or fewer, and their bytes.
-        """
-        number = held_bytes = 0
+        tenant, number, held_bytes = key.tenant, 0, 0
 
         def note(more: int, more_bytes: int) -> None:
             nonlocal number, held_bytes
             number += more
             held_bytes += more_bytes
-            self._coming[key.tenant] += more
-            self._bodies_bytes[key.tenant] += more_bytes
+            self._held[tenant] += more
+            self._held_bytes[tenant] += more_bytes
 
         try:
             yield note
         finally:
             note(-number, -held_bytes)
+            for counts in (self._held, self._held_bytes):
+                if not counts[tenant]:
+                    del counts[tenant]
 
     def sealed(self, key: Key, reply: Reply) -> Reply:
         """Returns the reply with states that only the key's tenant can use."""
@@ -294,7 +256,6 @@ class Access:
 
 
 def check_number(key: Key, number: int) -> None:
-    """Raises HTTPException (413) if a key never allows so many requests at once."""
     if number > key.outstanding:
         count("leanq_http_refusals_total", "size of the batch")
         raise HTTPException(
@@ -330,7 +291,6 @@ def may(right: Right) -> Callable[[Request], Awaitable[Key]]:
 
 
 def _check_right(key: Key, right: Right) -> None:
-    """Raises HTTPException (403) if a key lacks a right."""
     if right not in key.rights:
         count("leanq_http_refusals_total", "right")
         raise HTTPException(403, f"the key {key.name!r} has not the right {right!r}")
@@ -374,7 +334,8 @@ class Authenticated:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or self._is_public(path):
+        is_public = path in self._public or path.startswith(self._apart)
+        if scope["type"] != "http" or is_public:
             await self._app(scope, receive, send)
             return
         streams = path in self._streamed
@@ -388,13 +349,18 @@ class Authenticated:
                 await self._refuse(path, error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["key"] = key
-            sending = _until_taken(send, connection)
+
+            async def sending(message: Message) -> None:
+                await send(message)
+                if connection and message.get("body"):
+                    await connection.taken()
+
             if streams:
                 await self._app(scope, receive, sending)
                 return
             note = under_way.enter_context(self._access.body(key))
             app = RequestBodyLimitMiddleware(self._app, key.body_mb << 20)
-            hold = under_way.enter_context(self._access.answer(key))
+            hold = under_way.enter_context(self._access.holding(key))
 
             async def refuse() -> bool:
                 try:
@@ -404,36 +370,21 @@ class Authenticated:
                     return True
                 return False
 
-            await app(scope, _noted(receive, note), _held(sending, hold, refuse))
+            async def noted() -> Message:
+                message = await receive()
+                note(len(message.get("body", b"")))
+                return message
 
-    def _is_public(self, path: str) -> bool:
-        return path in self._public or path.startswith(self._apart)
-
-
-def _noted(receive: Receive, note: Callable[[int], None]) -> Receive:
-    async def receive_noted() -> Message:
-        message = await receive()
-        if body := message.get("body"):
-            note(len(body))
-        return message
-
-    return receive_noted
+            await app(scope, noted, _held(sending, hold, refuse))
 
 
-def _until_taken(send: Send, connection: Connection | None) -> Send:
-    async def send_until_taken(message: Message) -> None:
-        await send(message)
-        if connection and message.get("body"):
-            await connection.taken()
-
-    return send_until_taken
-
-
-def _held(send: Send, hold: Callable[[int], None], refuse: Callable[[], Awaitable[bool]]) -> Send:
+def _held(
+    send: Send, hold: Callable[[int, int], None], refuse: Callable[[], Awaitable[bool]]
+) -> Send:
     """Counts the bytes of each part of an answer while it is sent.
 
     Args:
-        hold: counts further bytes.
+        hold: counts further requests and bytes.
         refuse: sends another answer instead, and returns True, if the tenant's take too much
             memory.
     """
@@ -452,15 +403,16 @@ def _held(send: Send, hold: Callable[[int], None], refuse: Callable[[], Awaitabl
                 await send(begun)
         if not is_refused:
             size_bytes = len(message.get("body", b""))
-            hold(size_bytes)
+            hold(0, size_bytes)
             await send(message)
-            hold(-size_bytes)
+            hold(0, -size_bytes)
 
     return send_held
 
 
-class OneLength:
-    """Refuses a request that states its length twice.
+class Screened:
+    """Refuses a request that states its length twice, or that another site's page makes a browser
+    send.
 
     A proxy in front may believe the other length. It would then forward bytes as a body that the
     gateway reads as a request, on a connection that the proxy's callers share.
@@ -472,29 +424,16 @@ class OneLength:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http":
-            names = {name for name, _ in scope["headers"]}
-            if b"content-length" in names and b"transfer-encoding" in names:
+            headers = Headers(scope=scope)
+            origin = headers.get("origin")
+            if "content-length" in headers and "transfer-encoding" in headers:
                 count("leanq_http_refusals_total", "length")
                 app = PlainTextResponse(
                     "Content-Length and Transfer-Encoding exclude each other",
                     400,
                     {"Connection": "close"},
                 )
-        await app(scope, receive, send)
-
-
-class SameOrigin:
-    """Refuses requests that a browser sends on behalf of another site's page."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            origin = headers.get("origin")
-            if origin is not None and not _is_of(headers.get("host", ""), origin):
+            elif origin is not None and not _is_of(headers.get("host", ""), origin):
                 count("leanq_http_refusals_total", "origin")
                 app = PlainTextResponse("requests of other sites' pages are refused", 403)
         await app(scope, receive, send)

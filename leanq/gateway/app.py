@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leanq.gateway import kimina
-from leanq.gateway.access import Access, Authenticated, OneLength, SameOrigin
+from leanq.gateway.access import Access, Authenticated, Screened
 from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone
@@ -29,6 +29,7 @@ from leanq.gateway.operation_routes import Direct
 from leanq.gateway.page import routes
 from leanq.gateway.problems import response_of
 from leanq.gateway.v1 import BATCH_PATH, make_v1
+from leanq.gateway.v1 import operations as v1_operations
 
 _PUBLIC = frozenset({"/", "/health", "/health/", "/ready", "/api/openapi.json", "/v1/openapi.json"})
 
@@ -64,10 +65,12 @@ def make_app(
     app.state.readiness = readiness = Readiness(lean)
     app.state.metrics = GatewayMetrics(lean, connections, readiness)
     # The middleware that is added first is innermost.
-    app.add_middleware(
-        Direct, owner=app, prefix="", operations=kimina.operations, refuse=_kiminas_refusal
-    )
-    app.add_middleware(_Under, prefix="/v1", inner=make_v1(lean, access, ending, campaigns))
+    inner = make_v1(lean, access, ending, campaigns)
+    for owner, prefix, operations, refuse in (
+        (app, "", kimina.operations, _kiminas_refusal),
+        (inner, "/v1", v1_operations, response_of),
+    ):
+        app.add_middleware(Direct, owner=owner, prefix=prefix, operations=operations, refuse=refuse)
     app.add_middleware(
         Authenticated,
         access=access,
@@ -77,19 +80,19 @@ def make_app(
         streamed=frozenset({BATCH_PATH}),
         refuse=_refusal,
     )
-    app.add_middleware(SameOrigin)
     app.add_middleware(
         TrustedHostMiddleware,
         allowed_hosts=[*LOOPBACK_NAMES, *hostnames],
         www_redirect=False,
     )
-    app.add_middleware(OneLength)
+    app.add_middleware(Screened)
     app.add_middleware(Measured, metrics=app.state.metrics)
     for gone in (ClientGoneError, ClientDisconnect):
         app.add_exception_handler(gone, client_gone)
     app.include_router(kimina.operations)
     app.include_router(kimina.router)
     app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")
+    app.mount("/v1", inner)
     page = routes.Page(lean, access, connections, stopping, rq_url).app()
     app.mount(routes.BELOW.rstrip("/"), page)
     app.router.routes.append(Route("/", _Front(page), methods=["GET"], include_in_schema=False))
@@ -106,26 +109,6 @@ class _Front:
         app = self._page
         if "text/html" not in Headers(scope=scope).get("accept", ""):
             app = JSONResponse(await kimina.health())
-        await app(scope, receive, send)
-
-
-class _Under:
-    """Hands requests below a prefix to an application of its own, at once.
-
-    A mounted application would be reached through all the middleware of the outer routes, which
-    costs more than finding the key.
-    """
-
-    def __init__(self, app: ASGIApp, prefix: str, inner: ASGIApp) -> None:
-        self._app = app
-        self._prefix = prefix
-        self._inner = inner
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
-            app = self._inner
-            scope["root_path"] = scope.get("root_path", "") + self._prefix
         await app(scope, receive, send)
 
 

@@ -27,6 +27,7 @@ from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import Ending
 from leanq.gateway.groups import Group
 from leanq.gateway.keys import Key
+from leanq.gateway.operation_routes import details_of
 from leanq.gateway.operations import prepared_of, prepared_text
 from leanq.gateway.pending import End
 from leanq.gateway.problems import problem_of
@@ -75,39 +76,50 @@ class BatchResponse(Response):
         self._key = key
         self._events = events
         self._ending = ending
+        self._group = Group(lean, key.tenant, self._ended)
+        # One for each unfinished request that needs more than sending.
+        self._tasks: set[asyncio.Task[None]] = set()
+        # The caller's ids of the requests that have not ended.
+        self._labels: dict[int, Any] = {}
+        # Results that were not sent yet, and the bytes of those and of the ones being sent.
+        self._results: deque[dict[str, Any]] = deque()
+        self._sizes: deque[int] = deque()
+        self._changed = asyncio.Event()
+        # True once all requests were read, and once the client has gone.
+        self._complete = self._gone = False
+        self._room = asyncio.Semaphore(min(_WINDOW, key.outstanding))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        with self._access.unsent(self._key) as note:
-            await self._answer(_Run(self._lean, self._access, self._key, note), receive, send)
+        with self._access.holding(self._key) as self._note:
+            reading = asyncio.create_task(self._read(receive))
+            cutting = asyncio.create_task(self._cut_short())
+            try:
+                while found := await self._next(send):
+                    await send(_chunk(b"".join(map(self._framed, found))))
+                    for _ in found:
+                        self._room.release()
+                        self._note(-1, -self._sizes.popleft())
+                if not self._gone:
+                    end = self._events and not self._ending.is_set()
+                    await send(_chunk(b"event: end\ndata: {}\n\n" if end else b"", more=False))
+            finally:
+                self._group.leave()
+                tasks = (reading, cutting, *self._tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answer(self, run: _Run, receive: Receive, send: Send) -> None:
-        reading = asyncio.create_task(run.read(receive))
-        cutting = asyncio.create_task(run.cut_short(self._ending))
-        try:
-            while found := await self._next(run, send):
-                await send(_chunk(b"".join(map(self._framed, found))))
-                run.sent(len(found))
-            if not run.gone:
-                end = self._events and not self._ending.is_set()
-                await send(_chunk(b"event: end\ndata: {}\n\n" if end else b"", more=False))
-        finally:
-            run.leave()
-            tasks = (reading, cutting, *run.tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _next(self, run: _Run, send: Send) -> list[dict[str, Any]]:
+    async def _next(self, send: Send) -> list[dict[str, Any]]:
         """Waits for results and returns those that are there; an empty list after the last one."""
         while True:
             with contextlib.suppress(TimeoutError):
                 # Results that come together are sent together.
-                if found := run.take():
+                if found := self._take():
                     return found
                 async with asyncio.timeout(_KEEP_ALIVE_S if self._events else None):
-                    if not await run.more():
+                    if not await self._more():
                         return []
                 continue
             await send(_chunk(b": still here\n\n"))
@@ -119,69 +131,19 @@ class BatchResponse(Response):
         data = msgspec.json.encode(result)
         return b"event: result\ndata: " + data + b"\n\n" if self._events else data + b"\n"
 
-
-def _bytes_of(result: dict[str, Any]) -> int:
-    """Returns about how much memory a result takes: its texts, and the objects around them."""
-    if "ended" not in result:
-        return _RESULT_BYTES
-    _, reply = result["ended"]
-    texts = (
-        *(message.text for message in reply.messages),
-        *(sorry.goal for sorry in reply.sorries),
-        *(theorem.statement or "" for theorem in reply.theorems),
-        *reply.goals,
-    )
-    objects = len(texts) + 1
-    return objects * _RESULT_BYTES + sum(map(len, texts)) + len(reply.infotree or b"")
-
-
-def _chunk(body: bytes, *, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-class _Run:
-    """The requests of one batch.
-
-    Attributes:
-        tasks: one for each unfinished request that needs more than sending.
-        gone: True once the client has gone.
-
-    Args:
-        note: told of results that wait to be sent, and of their bytes.
-    """
-
-    def __init__(
-        self, lean: GatewayClient, access: Access, key: Key, note: Callable[[int, int], None]
-    ) -> None:
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.gone = False
-        self._lean = lean
-        self._access = access
-        self._key = key
-        self._group = Group(lean, key.tenant, self._ended)
-        # The caller's ids of the requests that have not ended.
-        self._labels: dict[int, Any] = {}
-        # Results that were not sent yet, and the bytes of those and of the ones being sent.
-        self._results: deque[dict[str, Any]] = deque()
-        self._sizes: deque[int] = deque()
-        self._note = note
-        self._changed = asyncio.Event()
-        self._complete = False
-        self._room = asyncio.Semaphore(min(_WINDOW, key.outstanding))
-
-    async def read(self, receive: Receive) -> None:
+    async def _read(self, receive: Receive) -> None:
         """Reads requests to the end of the body, then waits until the client has gone."""
         try:
             await self._begin_all(receive)
             self._complete = True
             self._changed.set()
-            if not self.gone:
-                await self._until_gone(receive)
+            while not self._gone:
+                self._gone = (await receive())["type"] == "http.disconnect"
         finally:
             self._complete = True
             self._changed.set()
 
-    def take(self) -> list[dict[str, Any]]:
+    def _take(self) -> list[dict[str, Any]]:
         """Returns results that were not sent yet, up to a limit."""
         found: list[dict[str, Any]] = []
         left_bytes = _AT_ONCE_BYTES
@@ -192,28 +154,17 @@ class _Run:
                 break
         return found
 
-    async def more(self) -> bool:
-        """Waits for further results; returns False after the last one."""
+    async def _more(self) -> bool:
         while not self._results:
-            if self.gone or (self._complete and not self._labels):
+            if self._gone or (self._complete and not self._labels):
                 return False
             self._changed.clear()
             await self._changed.wait()
         return True
 
-    def sent(self, number: int) -> None:
-        """Notes that so many results were sent."""
-        for _ in range(number):
-            self._room.release()
-            self._note(-1, -self._sizes.popleft())
-
-    def leave(self) -> None:
-        """Stops waiting for all requests."""
-        self._group.leave()
-
-    async def cut_short(self, ending: Ending) -> None:
+    async def _cut_short(self) -> None:
         """Once the gateway ends, sends that fact in place of further results."""
-        await ending.wait()
+        await self._ending.wait()
         problem = problem_of(HTTPException(503, "the gateway ends; send the others again"))
         self._group.leave()
         self._complete = True
@@ -244,27 +195,22 @@ class _Run:
             return
         try:
             item = _items.validate_json(BOUNDS.bounded(line))
-        except ValidationError as error:
-            details = error.errors(include_url=False, include_context=False, include_input=False)
-            self._malformed(index, RequestValidationError(details))
-            return
-        except RequestValidationError as error:
-            self._malformed(index, error)
+        except (ValidationError, RequestValidationError) as error:
+            if isinstance(error, ValidationError):
+                error = RequestValidationError(details_of(error))
+            self._put({"index": index, "id": None, "problem": problem_of(error)})
             return
         self._labels[index] = item.id
         if isinstance(item, Step) or self._limit():
             task = asyncio.create_task(self._begin_later(index, item))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             return
         try:
             prepared = prepared_text(item, self._key, self._access, self._lean)
             self._group.begin(index, prepared, item.request_id)
         except (LeanQError, HTTPException) as error:
             self._end(index, {"problem": problem_of(error)})
-
-    def _malformed(self, index: int, error: RequestValidationError) -> None:
-        self._put({"index": index, "id": None, "problem": problem_of(error)})
 
     async def _begin_later(self, index: int, item: Any) -> None:
         """Begins a request that needs an answer of the queue first, or meets a limit.
@@ -273,7 +219,10 @@ class _Run:
         """
         try:
             prepared = await prepared_of(item, self._key, self._access, self._lean)
-            await self._admitted()
+            while True:
+                if not self._limit():
+                    break
+                await asyncio.sleep(_PAUSE_S)
             self._group.begin(index, prepared, item.request_id)
         except (LeanQError, HTTPException) as error:
             self._end(index, {"problem": problem_of(error)})
@@ -281,12 +230,6 @@ class _Run:
             # A defect of leanq must not cost the other requests their results.
             log.exception("a request of a batch")
             self._end(index, {"problem": problem_of(HTTPException(500))})
-
-    async def _admitted(self) -> None:
-        while True:
-            if not self._limit():
-                return
-            await asyncio.sleep(_PAUSE_S)
 
     def _limit(self) -> bool:
         return self._access.wait_for(self._key, 1, self._lean) is not None
@@ -310,7 +253,7 @@ class _Run:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                self.gone = True
+                self._gone = True
                 return
             first, *more = message.get("body", b"").split(b"\n")
             begun.append(first)
@@ -326,7 +269,21 @@ class _Run:
                 yield b"".join(begun)
                 return
 
-    async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
+
+def _bytes_of(result: dict[str, Any]) -> int:
+    """Returns about how much memory a result takes: its texts, and the objects around them."""
+    if "ended" not in result:
+        return _RESULT_BYTES
+    _, reply = result["ended"]
+    texts = (
+        *(message.text for message in reply.messages),
+        *(sorry.goal for sorry in reply.sorries),
+        *(theorem.statement or "" for theorem in reply.theorems),
+        *reply.goals,
+    )
+    objects = len(texts) + 1
+    return objects * _RESULT_BYTES + sum(map(len, texts)) + len(reply.infotree or b"")
+
+
+def _chunk(body: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 
 _SMALL_BYTES = 65_536
 # The most bytes of a value that is neither a Lean text nor a list.
@@ -39,12 +40,12 @@ class Bounds:
         *,
         texts: Collection[str] = (),
         names: Collection[str] = (),
-        items: Mapping[str, type[msgspec.Struct]] | None = None,
+        items: Mapping[str, type[BaseModel]] | None = None,
         is_closed: bool = False,
     ) -> None:
         self._texts = frozenset(texts)
         self._names = frozenset(names)
-        self._items = items or {}
+        self._items = {name: _struct_of(model) for name, model in (items or {}).items()}
         self._is_closed = is_closed
         struct = msgspec.defstruct(
             "Fields",
@@ -101,6 +102,14 @@ class Bounds:
         if len(raw) > _LONGEST_VALUE and (name not in self._texts or raw[0] != ord('"')):
             raise _malformed(f"the value has more than {_LONGEST_VALUE} bytes", name)
         return value
+
+
+def _struct_of(model: type[BaseModel]) -> type[msgspec.Struct]:
+    fields = [
+        (name, field.annotation, msgspec.NODEFAULT if field.is_required() else field.default)
+        for name, field in model.model_fields.items()
+    ]
+    return msgspec.defstruct(model.__name__, fields, gc=False, omit_defaults=True)
 
 
 def _malformed(message: str, *where: str) -> RequestValidationError:

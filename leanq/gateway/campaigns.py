@@ -87,12 +87,10 @@ class TenantCampaigns:
         )
 
     def all_of(self, key: Key) -> list[CampaignStatus]:
-        """Returns the campaigns of the key's tenant, newest first."""
         own = (each for each in self._campaigns.list() if self._is_own(key, each))
         return sorted(own, key=lambda each: each.submitted_at, reverse=True)
 
     def show(self, key: Key, id_: str) -> CampaignStatus:
-        """Returns one campaign of the tenant."""
         with contextlib.suppress(UsageError):
             found = self._campaigns.show(id_)
             if self._is_own(key, found):
@@ -110,7 +108,6 @@ class TenantCampaigns:
             raise HTTPException(409, str(error)) from None
 
     def results(self, key: Key, id_: str) -> Path:
-        """Returns the file of its results."""
         found = self.show(key, id_)
         try:
             return results_of(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import ChainMap, Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from cachetools import LRUCache
@@ -27,6 +27,7 @@ from leanq.errors import (
     UsageError,
     WireError,
 )
+from leanq.gateway.fresh import Fresh
 from leanq.gateway.pending import End, Pending, RequestName, lost
 from leanq.gateway.recent import RecentRequests
 from leanq.lean.recipes import read_recipe
@@ -42,7 +43,6 @@ from leanq.states import RedisStates
 
 _STATES_REMEMBERED = 100_000
 _OPTIONS_REMEMBERED = 1000
-_FRESH_S = 1.0
 # How long a withdrawal waits for a request that may still be coming.
 _ON_ITS_WAY_S = 2.0
 _LOOK_EVERY_S = 0.5
@@ -54,6 +54,7 @@ class GatewayClient(AsyncLeanQClient):
     Its arguments are those of :class:`leanq.LeanQClient`.
 
     Attributes:
+        queues: all shards of all clusters, for looks that read no replies.
         recent: its latest requests.
         lost: why the queue does not answer, so that requests are refused; "" while it answers.
     """
@@ -78,21 +79,14 @@ class GatewayClient(AsyncLeanQClient):
         self.recent = RecentRequests()
         self._clusters_shards = [Shard.each(settings) for settings in self.clusters]
         self._shards = [shard for shards in self._clusters_shards for shard in shards]
-        self._queues = [OperatorQueue(shard) for shard in self._shards]
+        self.queues = [OperatorQueue(shard) for shard in self._shards]
         # The fingerprint of a state's environment never changes.
         self._fingerprints: LRUCache[str, str] = LRUCache(_STATES_REMEMBERED)
-        self._looking = asyncio.Lock()
-        self._seen: tuple[float, frozenset[tuple[str, str]], Mapping[str, str]] | None = None
+        self._offered = Fresh(self._look)
 
     @property
     def builder(self) -> RequestBuilder:
-        """Prepares requests for :meth:`submit`."""
         return self._builder
-
-    @property
-    def queues(self) -> Sequence[OperatorQueue]:
-        """All shards of all clusters, for looks that read no replies."""
-        return self._queues
 
     def checks(
         self, key: Hashable, options: Callable[[], Check]
@@ -112,15 +106,12 @@ class GatewayClient(AsyncLeanQClient):
             return found
 
     def outstanding(self, tenant: str) -> int:
-        """Returns the number of a tenant's requests that this gateway waits for."""
         return self._counts[tenant]
 
     def outstanding_bytes(self, tenant: str) -> int:
-        """Returns the bytes of the texts of those requests."""
         return self._bytes[tenant]
 
     def all_outstanding(self) -> int:
-        """Returns the number of requests that it waits for, of all tenants."""
         return len(self._pending)
 
     async def reach(self) -> None:
@@ -297,25 +288,20 @@ class GatewayClient(AsyncLeanQClient):
                 break
         if fingerprint is None:
             raise UnknownStateError(f"the state {state} is not known here, or no longer")
-        offered, _ = await self._offered()
+        offered, _ = await self._offered.get()
         return frozenset(name for name, known in offered if known == fingerprint)
 
     async def targets(self, names: Iterable[str], tenant: str) -> list[str]:
         """Returns the environment that each name stands for now; raises UnavailableError."""
-        _, aliases = await self._offered()
+        _, aliases = await self._offered.get()
         return [resolved(aliases, name, tenant) for name in names]
 
-    async def _offered(self) -> tuple[frozenset[tuple[str, str]], Mapping[str, str]]:
-        """Returns environments with their fingerprints, and aliases, at most a second old."""
-        async with self._looking:
-            now_s = time.monotonic()
-            if self._seen is None or now_s - self._seen[0] > _FRESH_S:
-                firsts = [shards[0] for shards in self._clusters_shards]
-                each = await asyncio.gather(*(shard.fingerprints() for shard in firsts))
-                aliases = await asyncio.gather(*(shard.aliases() for shard in firsts))
-                offered = frozenset(pair for one in each for pair in one.items())
-                self._seen = now_s, offered, dict(ChainMap(*aliases))
-            return self._seen[1:]
+    async def _look(self) -> tuple[frozenset[tuple[str, str]], Mapping[str, str]]:
+        """Returns environments with their fingerprints, and aliases."""
+        firsts = [shards[0] for shards in self._clusters_shards]
+        each = await asyncio.gather(*(shard.fingerprints() for shard in firsts))
+        aliases = await asyncio.gather(*(shard.aliases() for shard in firsts))
+        return frozenset(pair for one in each for pair in one.items()), dict(ChainMap(*aliases))
 
     async def close(self, *, withdraw: bool = False) -> None:
         """Ends the client. Outstanding requests run on, so that they can be fetched later."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from fastapi import HTTPException, Request, Response
 
@@ -46,11 +46,10 @@ class Ending(asyncio.Event):
             callback()
 
     def discard(self, callback: Callable[[], None]) -> None:
-        """No longer calls it."""
         self._callbacks.discard(callback)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
     """Returns the result of ``work``; cancels it if the client goes away or the gateway ends.
 
     Call it when the request's body has been read.

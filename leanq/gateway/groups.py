@@ -45,7 +45,6 @@ class Group:
         self._waiting: dict[int, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        """Returns the number of unfinished requests."""
         return len(self._sent) + len(self._waiting)
 
     def begin(self, number: int, prepared: PreparedRequest[Any], name: str | None = None) -> None:

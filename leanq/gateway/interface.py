@@ -40,15 +40,12 @@ def new_interface(
 
 
 def json_response(content: Any, **how: Any) -> Response:
-    """Returns an answer in JSON."""
     return Response(msgspec.json.encode(content), media_type="application/json", **how)
 
 
 def lean_of(request: Request) -> GatewayClient:
-    """Returns the client of the queue."""
     return cast("GatewayClient", request.app.state.lean)
 
 
 def access_of(request: Request) -> Access:
-    """Returns the rules of who may call."""
     return cast("Access", request.app.state.access)

@@ -183,44 +183,37 @@ class KeyFile:
 
     @property
     def secret(self) -> bytes:
-        """The secret that binds states to their tenants."""
         return self._keys.secret.encode()
 
     def find(self, secret: str) -> Key | None:
         """Returns the key with this ``secret``. Its time does not tell how close a guess came."""
-        self._notice_changes()
         digest = hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
         found = None
-        for key in self._keys.key:
+        for key in self._now():
             if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
 
     def named(self, name: str) -> Key | None:
-        """Returns the key of this name."""
-        self._notice_changes()
-        return next((key for key in self._keys.key if key.name == name), None)
+        return next((key for key in self._now() if key.name == name), None)
 
     def renewed(self, key: Key) -> Key | None:
         """Returns the present entry of a key that was read before."""
-        self._notice_changes()
-        return next((each for each in self._keys.key if each.sha256 == key.sha256), None)
+        return next((each for each in self._now() if each.sha256 == key.sha256), None)
 
-    def _notice_changes(self) -> None:
+    def _now(self) -> tuple[Key, ...]:
+        """Returns the keys, read again if the file has changed."""
         now_s = self._clock()
-        if now_s - self._looked_at_s < _LOOK_EVERY_S:
-            return
-        self._looked_at_s = now_s
-        version = self._look()
-        if version == self._version:
-            return
-        self._version = version
-        try:
-            self._keys = read_keys(self._path)
-        except UsageError as error:
-            log.warning("%s; the keys before this change stay", error)
-        else:
-            log.info("%d keys read from %s", len(self._keys.key), self._path)
+        if now_s - self._looked_at_s >= _LOOK_EVERY_S:
+            self._looked_at_s = now_s
+            before, self._version = self._version, self._look()
+            if self._version != before:
+                try:
+                    self._keys = read_keys(self._path)
+                    log.info("%d keys read from %s", len(self._keys.key), self._path)
+                except UsageError as error:
+                    log.warning("%s; the keys before this change stay", error)
+        return self._keys.key
 
     def _look(self) -> tuple[int, int, int]:
         try:

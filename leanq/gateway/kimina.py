@@ -8,12 +8,11 @@ of its text, and the HTTP status is 200.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
 
-import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, BaseModel, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from leanq.errors import InvalidRequestError, LeanQError, RequestError
 from leanq.gateway.access import Submitter
@@ -24,6 +23,7 @@ from leanq.gateway.groups import Group, in_turns
 from leanq.gateway.interface import access_of, json_response, lean_of
 from leanq.gateway.kimina_results import result_of
 from leanq.gateway.operation_routes import OperationRoute
+from leanq.gateway.v1_models import THEOREM
 from leanq.lean.syntax import split_header
 from leanq.producer.request_builder import Check, PreparedRequest
 from leanq.queue.requests import MAX_TIMEOUT_S, Infotree, Reply, without_infotree
@@ -42,6 +42,10 @@ _MOST_TEXTS = 100_000
 _UNENDED = RequestError("leanq: the request has not ended")
 # leanq's budgets are above 0, but 0 is a legal timeout here.
 _LEAST_TIMEOUT_S = 0.01
+
+
+def _example(**fields: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class Snippet(BaseModel):
@@ -72,19 +76,10 @@ class CheckRequest(BaseModel):
     infotree: Infotree | None = None
     environment: _Environment = None
 
-    model_config = {
-        "json_schema_extra": {
-            "examples": [
-                {
-                    "snippets": [
-                        {"id": "a", "code": "theorem t (p : Prop) (h : p) : p := h"},
-                        {"id": "b", "code": "theorem t (p : Prop) : p := sorry"},
-                    ],
-                    "timeout": 20,
-                }
-            ]
-        }
-    }
+    model_config = _example(
+        snippets=[{"id": "a", "code": f"{THEOREM}h"}, {"id": "b", "code": f"{THEOREM}sorry"}],
+        timeout=20,
+    )
 
 
 class Code(BaseModel):
@@ -104,35 +99,13 @@ class VerifyRequest(BaseModel):
     disable_cache: bool = False
     environment: _Environment = None
 
-    model_config = {
-        "json_schema_extra": {
-            "examples": [
-                {
-                    "codes": [
-                        {"custom_id": 1, "proof": "theorem t (p : Prop) (h : p) : p := h"},
-                    ],
-                    "timeout": 60,
-                }
-            ]
-        }
-    }
-
-
-class _Snippet(msgspec.Struct, gc=False):
-    id: str
-    code: str
-
-
-class _Code(msgspec.Struct, gc=False, omit_defaults=True):
-    custom_id: str | int
-    proof: str | None = None
-    code: str | None = None
+    model_config = _example(codes=[{"custom_id": 1, "proof": f"{THEOREM}h"}], timeout=60)
 
 
 class _Route(OperationRoute):
     bounds: ClassVar = {
-        CheckRequest: Bounds(CheckRequest.model_fields, items={"snippets": _Snippet}),
-        VerifyRequest: Bounds(VerifyRequest.model_fields, items={"codes": _Code}),
+        CheckRequest: Bounds(CheckRequest.model_fields, items={"snippets": Snippet}),
+        VerifyRequest: Bounds(VerifyRequest.model_fields, items={"codes": Code}),
     }
 
 
@@ -191,7 +164,7 @@ async def _ends(
     """Returns the end of each text; withdraws all of them if the client goes away."""
     access, lean = access_of(request), lean_of(request)
     env = access.environment(key, environment)
-    prepare = _Preparer(lean, Check(env=env, tenant=key.tenant, infotree=infotree), timeout_s)
+    options = Check(env=env, tenant=key.tenant, infotree=infotree)
     ends: list[Reply | LeanQError] = [_UNENDED] * len(codes)
     all_ended = asyncio.get_running_loop().create_future()
 
@@ -205,12 +178,12 @@ async def _ends(
         with access.admitted(key, len(codes), lean) as begun:
             async for number, code in in_turns(enumerate(codes)):
                 try:
-                    group.begin(number, prepare(code))
+                    group.begin(number, _prepared(lean, code, options, timeout_s))
                 except LeanQError as error:
                     ends[number] = error
                 begun()
         if group:
-            await while_connected(request, _until(all_ended))
+            await while_connected(request, all_ended)
     finally:
         group.leave()
     return [
@@ -219,30 +192,17 @@ async def _ends(
     ]
 
 
-async def _until(done: asyncio.Future[None]) -> None:
-    await done
-
-
-class _Preparer:
-    """Makes requests of the texts of one batch."""
-
-    def __init__(self, lean: GatewayClient, options: Check, timeout_s: int) -> None:
-        self._lean = lean
-        self._options = options
-        self._timeout_s = timeout_s
-        self._checks: dict[float, Callable[[str], PreparedRequest[Reply]]] = {}
-
-    def __call__(self, code: str | None) -> PreparedRequest[Reply]:
-        """Returns the request for a text; raises LeanQError for a missing one."""
-        if code is None:
-            raise InvalidRequestError("leanq: there is no text: give a proof, or code")
-        budget_s = _budget_s(code, self._timeout_s)
-        checks = self._checks.get(budget_s)
-        if checks is None:
-            options = Check(**{**self._options, "timeout_s": budget_s})
-            key = tuple(options.items())
-            checks = self._checks[budget_s] = self._lean.checks(key, lambda: options)
-        return checks(_not_empty(code))
+def _prepared(
+    lean: GatewayClient, code: str | None, options: Check, timeout_s: int
+) -> PreparedRequest[Reply]:
+    """Returns the request for a text; raises LeanQError for a missing one."""
+    if code is None:
+        raise InvalidRequestError("leanq: there is no text: give a proof, or code")
+    budget_s = _budget_s(code, timeout_s)
+    key = ("Kimina", budget_s, *options.values())
+    checks = lean.checks(key, lambda: {**options, "timeout_s": budget_s})
+    # Kimina accepts an empty text; leanq accepts it as a comment.
+    return checks(code if code.strip() else f"{code}--")
 
 
 def _within(ends: Sequence[Reply | LeanQError]) -> Iterator[Reply | LeanQError]:
@@ -264,8 +224,3 @@ def _budget_s(code: str, timeout_s: int) -> float:
     twice = "import" in code and split_header(code).imports
     budget_s = timeout_s * 2 if twice else timeout_s
     return min(max(float(budget_s), _LEAST_TIMEOUT_S), MAX_TIMEOUT_S)
-
-
-def _not_empty(code: str) -> str:
-    """Kimina accepts an empty text; leanq accepts it as a comment."""
-    return code if code.strip() else f"{code}--"

@@ -95,12 +95,10 @@ class Connections:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """Notes that a connection has ended."""
         self.works(connection)
         self._peers.pop(connection, None)
 
     def works(self, connection: Connection) -> None:
-        """Notes that a request with a key is under way."""
         self._idle.pop(connection, None)
         for strangers in (self._strangers, self._deferred):
             if connection in strangers:
@@ -111,7 +109,6 @@ class Connections:
                     del self._strangers_of[peer]
 
     def waits(self, connection: Connection) -> None:
-        """Notes that a request was answered."""
         is_stranger = connection in self._strangers or connection in self._deferred
         if connection in self._peers and not is_stranger:
             self._idle[connection] = None
@@ -123,7 +120,6 @@ class Connections:
             self._deferred[connection] = None
 
     def resumes(self, connection: Connection) -> None:
-        """Notes that it has its turn."""
         if connection in self._deferred:
             del self._deferred[connection]
             self._strangers[connection] = None

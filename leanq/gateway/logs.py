@@ -83,13 +83,10 @@ class SparingFilter(logging.Filter):
 
 
 class CallerLog:
-    """Logs requests as they are answered."""
-
     def __init__(self) -> None:
         self._sparing = Sparing()
 
     def answered(self, scope: Scope, route: str, status: int, took_s: float) -> None:
-        """Logs one answered HTTP request."""
         state: Mapping[str, Any] = scope.get("state", {})
         key, peer = state.get("key"), (scope.get("client") or ("",))[0]
         fields: dict[str, Any] = {"key": key.name if key else None, "peer": peer}

@@ -1,4 +1,4 @@
-"""Measures the gateway's own work, for Prometheus and for load balancers."""
+"""Measures the gateway's own work, for Prometheus, for traces and for load balancers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from leanq.errors import LeanQError
 from leanq.fleet.prometheus import Sample, counted_samples
 from leanq.fleet.stats import Times
-from leanq.fleet.tracing import tracer
+from leanq.fleet.tracing import CALLER, Tracer, trace_id_of, traceparent_of, tracer
 from leanq.gateway.client import GatewayClient
+from leanq.gateway.fresh import FRESH_S, Fresh
 from leanq.gateway.limits import Connections
 from leanq.gateway.logs import CallerLog
-from leanq.gateway.traces import Called
 from leanq.queue.metrics import BUCKETS_S, note_exemplar
+from leanq.queue.requests import is_traceparent
 
 log = logging.getLogger("leanq.gateway")
 
 # The label of requests without a route; labels from paths would be unlimited.
 _NO_ROUTE = "none"
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
-_FRESH_S = 1.0
 _TIMEOUT_S = 2.0
 _LOST_S = 15.0
 
@@ -54,7 +54,6 @@ class GatewayMetrics:
         times.sum_s += took_s
 
     def samples(self) -> Iterator[Sample]:
-        """Yields all samples, as of now."""
         for labels, count in list(self._answers.items()):
             yield "leanq_http_requests_total", labels, count
         for route, times in list(self._took.items()):
@@ -65,6 +64,46 @@ class GatewayMetrics:
         yield "leanq_http_connections_limit", (), self._connections.most
         yield "leanq_http_late_seconds_total", (), self._readiness.late_s
         yield from counted_samples()
+
+
+class Called:
+    """An HTTP request that asks for work, and its ``traceparent``.
+
+    All that its task asks of the queue belongs to its trace. Without a tracer it passes the
+    caller's trace context on.
+
+    Attributes:
+        trace_id: the id of its trace, if that is sampled; else "".
+    """
+
+    __slots__ = ("_span", "_token", "_tracer", "trace_id")
+
+    def __init__(self, tracer: Tracer | None, scope: Scope) -> None:
+        self._tracer, self._span, self.trace_id = tracer, None, ""
+        given = ""
+        for name, value in scope["headers"]:
+            # A header that is none begins a new trace, as W3C has it.
+            if name == b"traceparent" and is_traceparent(text := value.decode("latin-1")):
+                given = text
+        method = scope["method"]
+        # Most others are looks, which say nothing of a request to the queue.
+        if tracer is not None and method == "POST":
+            about = {"http.request.method": method, "url.path": scope["path"]}
+            self._span = tracer.begin(method, tracer.kinds.SERVER, given, about)
+        if self._span is not None:
+            given, self.trace_id = traceparent_of(self._span), trace_id_of(self._span)
+        self._token = CALLER.set(given) if given else None
+
+    def ended(self, route: str, status: int) -> None:
+        if self._token is not None:
+            CALLER.reset(self._token)
+        if self._span is not None:
+            self._span.update_name(f"POST {route}")
+            self._span.set_attribute("http.route", route)
+            self._span.set_attribute("http.response.status_code", status)
+            if self._tracer and status >= 500:
+                self._tracer.fail(self._span, str(status), "")
+            self._span.end()
 
 
 class Measured:
@@ -121,16 +160,11 @@ class Readiness:
         self.ending = False
         self.late_s = 0.0
         self._lean = lean
-        self._looking = asyncio.Lock()
-        self._seen: tuple[float, bool] | None = None
+        self._answering = Fresh(self._answers)
 
     async def is_ready(self) -> bool:
         """Returns True while the gateway goes on and its queue answered within the last second."""
-        async with self._looking:
-            now_s = time.monotonic()
-            if self._seen is None or now_s - self._seen[0] > _FRESH_S:
-                self._seen = now_s, await self._answers()
-        return self._seen[1] and not self.ending
+        return await self._answering.get() and not self.ending
 
     async def watch(self) -> None:
         """Notes when the queue is lost and when it is back, for the log and for new requests."""
@@ -145,8 +179,8 @@ class Readiness:
             elif self._lean.lost and not trouble:
                 log.warning("the queue answers again")
             self._lean.lost = trouble
-            due_s = time.monotonic() + _FRESH_S
-            await asyncio.sleep(_FRESH_S)
+            due_s = time.monotonic() + FRESH_S
+            await asyncio.sleep(FRESH_S)
             self.late_s += max(0.0, time.monotonic() - due_s)
 
     async def _answers(self) -> bool:

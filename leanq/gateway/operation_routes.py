@@ -78,10 +78,14 @@ def _valid(where: str, validate: Callable[[Any], Any], data: Any) -> Any:
     try:
         return validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError(
-            [{**each, "loc": (where, *each["loc"])} for each in details]
+            [{**each, "loc": (where, *each["loc"])} for each in details_of(error)]
         ) from None
+
+
+def details_of(error: ValidationError) -> list[Any]:
+    """Returns what is wrong with an input, without the input."""
+    return [*error.errors(include_url=False, include_context=False, include_input=False)]
 
 
 class Direct:
@@ -104,6 +108,7 @@ class Direct:
     ) -> None:
         self._app = app
         self._owner = owner
+        self._prefix = prefix
         self._refuse = refuse
         self._handlers: dict[str, tuple[OperationRoute, Handler]] = {
             prefix + route.path: (route, route.get_route_handler())
@@ -118,6 +123,7 @@ class Direct:
             return
         scope["route"], handle = found
         scope["app"] = self._owner
+        scope["root_path"] = scope.get("root_path", "") + self._prefix
         request = Request(scope, receive, send)
         try:
             response = await handle(request)

@@ -60,7 +60,6 @@ class RequestName(NamedTuple):
         return cls(tenant, name) if mark and owner == _of_tenant(tenant) else None
 
     def request_id(self, shards: int) -> str:
-        """The id by which the queue knows it."""
         return f"{self._shard(shards)}-{_of_tenant(self.tenant)}~{self.name}"
 
     def _shard(self, shards: int) -> int:
@@ -164,7 +163,6 @@ class Pending:
             callback(self.end)
 
     def discard(self, callback: Callable[[End], None]) -> None:
-        """No longer calls it."""
         if callback in self._callbacks:
             self._callbacks.remove(callback)
 
@@ -187,7 +185,6 @@ class Pending:
             self.discard(wake)
 
     def result(self) -> Reply:
-        """Returns the reply; raises the LeanQError that the request ended with."""
         assert self.end is not None
         if isinstance(self.end, LeanQError):
             raise self.end

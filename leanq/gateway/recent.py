@@ -49,11 +49,9 @@ class RecentRequest:
 
     @property
     def size_bytes(self) -> int:
-        """Roughly the memory that it takes."""
         return _EACH_BYTES + len(self.submission.body)
 
     def has_ended(self, end: End) -> None:
-        """Keeps the parts of its end that lists show."""
         self.pending = None
         if isinstance(end, Reply):
             self.ended = Ended(end.verdict or "", end.queued_s, end.cpu_s, end.wall_s)
@@ -83,7 +81,6 @@ class RecentRequests:
             self._bytes -= oldest.size_bytes
 
     def find(self, tenant: str, name: str) -> RecentRequest | None:
-        """Returns a request, if it is still kept."""
         return self._kept.get((tenant, name))
 
     def all(self, tenant: str | None = None) -> Iterator[RecentRequest]:

@@ -233,7 +233,6 @@ class _Protocol(H11Protocol):
         await self.flow.drain()
 
     def close(self) -> None:
-        """Ends the connection at once."""
         if self.transport.get_write_buffer_size():
             # A peer that does not read would keep it open.
             self.transport.abort()

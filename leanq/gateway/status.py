@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats
+from leanq.fleet.stats import FleetStats, fingerprints_of
 from leanq.gateway.keys import Key
-from leanq.queue.settings import Settings
 from leanq.queue.shard import resolved
 from leanq.queue.wire import info_of
-
-_FRESH_S = 1.0
-
-
-class Looks:
-    """Looks at the fleet at most once a second, however many callers ask."""
-
-    def __init__(self, clusters: Sequence[Settings]) -> None:
-        self._clusters = clusters
-        self._looking = asyncio.Lock()
-        self._seen: tuple[float, list[FleetStats]] | None = None
-
-    async def look(self) -> list[FleetStats]:
-        """Returns each cluster, at most a second old; raises UnavailableError."""
-        async with self._looking:
-            now_s = time.monotonic()
-            if self._seen is None or now_s - self._seen[0] > _FRESH_S:
-                self._seen = now_s, [await fleet_stats(each) for each in self._clusters]
-            return self._seen[1]
 
 
 def environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[dict[str, Any]]:

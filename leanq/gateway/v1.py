@@ -6,29 +6,31 @@ withdrawn. A request with a name, or one that nobody waits for, runs on and can 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import redis
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
 
 from leanq.errors import LeanQError, UnavailableError
+from leanq.fleet.stats import FleetStats, fleet_stats
 from leanq.gateway import campaigns
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access, Submitter, Watcher
 from leanq.gateway.batches import BatchResponse
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone, while_connected
+from leanq.gateway.fresh import Fresh
 from leanq.gateway.interface import access_of, json_response, lean_of, new_interface
 from leanq.gateway.keys import Key
-from leanq.gateway.operation_routes import MAX_WAIT_S, Direct, OperationRoute
+from leanq.gateway.operation_routes import MAX_WAIT_S, OperationRoute
 from leanq.gateway.operations import options_in, options_of_state, prepared_of
 from leanq.gateway.pending import Pending
 from leanq.gateway.problems import response_of
-from leanq.gateway.status import Looks, environments_for
+from leanq.gateway.status import environments_for
 from leanq.queue.requests import Reply
 
 BATCH_PATH = "/v1/batch"
@@ -63,10 +65,9 @@ operations = APIRouter(route_class=_V1Route)
 
 def make_v1(
     lean: GatewayClient, access: Access, ending: Ending, tenants: campaigns.TenantCampaigns | None
-) -> ASGIApp:
-    """Returns the application for the paths below ``/v1``."""
+) -> FastAPI:
     app = new_interface(lean, access, ending, openapi_url="/openapi.json")
-    app.state.looks = Looks(lean.clusters)
+    app.state.fleet = Fresh(lambda: asyncio.gather(*map(fleet_stats, lean.clusters)))
     app.state.campaigns = tenants
     for kind in (LeanQError, RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, _problem)
@@ -76,7 +77,7 @@ def make_v1(
     app.include_router(operations)
     app.include_router(router)
     app.include_router(campaigns.router, responses=_PROBLEMS)
-    return Direct(app, app, "/v1", operations, response_of)
+    return app
 
 
 async def _problem(_: Request, error: Exception) -> Response:
@@ -199,10 +200,10 @@ async def batch(request: Request, key: Submitter) -> Response:
 @router.get("/status", responses={200: {"model": models.Status}, **_PROBLEMS})
 async def status(request: Request, key: Watcher) -> Response:
     """The environments that the key may use, at this moment."""
-    looks: Looks = request.app.state.looks
+    fleet: Fresh[list[FleetStats]] = request.app.state.fleet
     return json_response(
         {
-            "environments": environments_for(key, await looks.look()),
+            "environments": environments_for(key, await fleet.get()),
             "tenant": key.tenant,
             "outstanding": lean_of(request).outstanding(key.tenant),
         }

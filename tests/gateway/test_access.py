@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from support.gateways import STATE, key_file
 
 from leanq.errors import UnknownStateError, UsageError
-from leanq.gateway.access import Access, SameOrigin
+from leanq.gateway.access import Access, Screened
 from leanq.gateway.keys import KeyFile
 from leanq.queue.requests import Reply
 
@@ -112,6 +112,6 @@ def test_states_are_sealed_by_tenant_and_by_the_files_secret(tmp_path: Path) -> 
     ],
 )
 def test_an_origin_is_this_site_by_its_scheme_too(host: str, origin: str, status: int) -> None:
-    http = TestClient(SameOrigin(PlainTextResponse("here")))
+    http = TestClient(Screened(PlainTextResponse("here")))
     answer = http.get("/", headers={"Host": host, "Origin": origin})
     assert answer.status_code == status

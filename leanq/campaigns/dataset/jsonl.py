@@ -100,7 +100,6 @@ def _is_row(text: bytes) -> bool:
 
 
 def _skip_line(stream: BinaryIO) -> int:
-    """Reads to the end of the line; returns the number of bytes."""
     skipped = 0
     while piece := stream.readline(_CHUNK_BYTES):
         skipped += len(piece)

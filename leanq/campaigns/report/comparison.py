@@ -85,9 +85,8 @@ class Comparator:
         self._old: dict[_Key, int] = {}
         self._errors: list[Outcome] = []
         self._transitions: Counter[tuple[str, str]] = Counter()
-        self._lost: list[Change] = []
-        self._gained: list[Change] = []
-        self._lost_total = self._gained_total = 0
+        # By whether they are accepted now.
+        self._changes: dict[bool, list[Change]] = {True: [], False: []}
         self._only_new = self._repeated = self._other_code = 0
         self._alone: Counter[float] = Counter()
         self._several: dict[object, list[int]] = {}
@@ -102,7 +101,6 @@ class Comparator:
             yield outcome
 
     def new(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Passes ``outcomes`` through."""
         for outcome in outcomes:
             if outcome.end == "error":
                 self._errors.append(outcome)
@@ -130,9 +128,7 @@ class Comparator:
     def _count(self, key: _Key, old: str, new: Outcome, other_code: bool | None) -> None:
         self._transitions[old, new.end] += 1
         rise = (new.end == "accepted") - (old == "accepted")
-        self._gained_total += rise > 0
-        self._lost_total += rise < 0
-        kept = self._gained if rise > 0 else self._lost
+        kept = self._changes[rise > 0]
         if rise and len(kept) < KEPT:
             kept.append(Change(new.name, old, new.end, other_code))
         if old in NO_SAMPLES or new.end in NO_SAMPLES:
@@ -149,19 +145,18 @@ class Comparator:
         rises = self._alone + Counter(rise / n for n, rise in self._several.values())
         rose = sum(number for rise, number in rises.items() if rise > 0)
         fell = sum(number for rise, number in rises.items() if rise < 0)
+        moves = self._transitions.most_common()
         return Comparison(
             matched=self._transitions.total(),
             other_code=self._other_code,
-            lost_total=self._lost_total,
-            lost=tuple(self._lost),
-            gained_total=self._gained_total,
-            gained=tuple(self._gained),
+            lost_total=sum(n for (old, new), n in moves if old == "accepted" != new),
+            lost=tuple(self._changes[False]),
+            gained_total=sum(n for (old, new), n in moves if old != "accepted" == new),
+            gained=tuple(self._changes[True]),
             only_old=sum(found != _MATCHED for found in self._old.values()),
             only_new=self._only_new,
             repeated=self._repeated,
-            transitions=tuple(
-                Transition(old, new, count) for (old, new), count in self._transitions.most_common()
-            ),
+            transitions=tuple(Transition(old, new, count) for (old, new), count in moves),
             pass_1=mean_of_differences(rises),
             pairs=rises.total(),
             rose=rose,

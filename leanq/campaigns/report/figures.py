@@ -54,8 +54,6 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One record in a list."""
-
     name: str
     line: int
     end: str
@@ -86,8 +84,6 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A problem with several samples."""
-
     name: str
     samples: int
     accepted: int

@@ -68,7 +68,6 @@ def text(parts: Iterable[Section]) -> str:
 
 
 def is_numeric(part: Section) -> list[bool]:
-    """Returns which columns hold numbers alone."""
     return [all(map(_NUMBER.fullmatch, column)) for column in zip(*part.rows, strict=True)]
 
 
@@ -233,7 +232,6 @@ def _percent(share: float) -> str:
 
 
 def _share(found: Interval | None) -> tuple[str, str]:
-    """Returns the estimate and its interval."""
     if found is None:
         return "–", "–"
     return _percent(found.estimate), f"{100 * found.low:.1f} – {100 * found.high:.1f} %"

@@ -102,7 +102,6 @@ class Shards:
 
 
 def _hashes(path: Path) -> Iterator[str]:
-    """Yields the hashes of a shard's traces."""
     try:
         yield from (row["trace"] for row in ParquetFile(str(path)).records(["trace"]))
     except (KeyError, TypeError, ValueError) as error:

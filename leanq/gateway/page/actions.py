@@ -80,7 +80,6 @@ async def set_weight(
 
 
 def check_submits(viewer: Viewer) -> None:
-    """Raises HTTPException (403) unless the viewer may submit."""
     if not viewer.submits:
         raise HTTPException(403, "the key has not the right 'submit'")
 

@@ -64,7 +64,6 @@ class Found:
 
     @property
     def ended(self) -> bool:
-        """True once it has ended or died."""
         return self.phase in ("ended", "dead")
 
 
@@ -259,7 +258,6 @@ def _spans(line: int, messages: Sequence[Message]) -> list[tuple[int, int | None
 
 
 def context_of(found: Found) -> dict[str, Any]:
-    """Returns the values for the templates of a request."""
     reply, request = found.reply, found.request
     code = text_of(request) if request else ""
     told = reply or Reply()

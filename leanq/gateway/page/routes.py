@@ -115,7 +115,6 @@ class Page:
         self._templates = _templates()
 
     def app(self) -> ASGIApp:
-        """Returns the application for ``/`` and for the paths below ``/page``."""
         reads: dict[str, Handler] = {
             "/": _overview,
             "/check": _check_form,
@@ -156,18 +155,15 @@ class Page:
         return _Guarded(app)
 
     def render(self, template: str, **context: Any) -> str:
-        """Renders a template with its context."""
         return self._templates.get_template(template).render(context)
 
     def page(
         self, template: str, viewer: Viewer | None, status: int = 200, **context: Any
     ) -> Response:
-        """Renders a whole page."""
         shown = {"viewer": viewer, "needs_keys": self._access.needs_keys, **context}
         return HTMLResponse(self.render(template, **shown), status)
 
     async def overview(self, viewer: Viewer) -> Overview:
-        """Returns the values for the overview; raises UnavailableError."""
         look = await self._looks.look()
         return Overview(look, self._looks.campaigns, self._lean.recent)
 

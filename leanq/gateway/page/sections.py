@@ -34,8 +34,6 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The data behind the overview."""
-
     look: Look
     campaigns: CampaignBoard
     recent: RecentRequests
@@ -341,12 +339,10 @@ def _dead(overview: Overview, viewer: Viewer) -> list[DeadLetter]:
 
 
 def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Returns dead letters, newest first."""
     return {**_listed(_dead(overview, viewer)), "trouble": _trouble(overview, "dead")}
 
 
 def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Returns the campaigns, newest first, and their progress."""
     board = overview.campaigns
     rows = [
         row
@@ -358,7 +354,6 @@ def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def scaler(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    """Returns the scaler's last decisions and their reasons."""
     found = sorted(overview.look.decisions.items())
     return {"rows": [each for each in found if viewer.sees_environment(each[0])]}
 

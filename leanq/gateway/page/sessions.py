@@ -51,11 +51,9 @@ class Sessions:
             return None
 
     def begin(self, request: Request, response: Response, key: Key) -> None:
-        """Gives the browser a cookie that stands for the key."""
         self._set(request, response, self._token(key, int(self._clock()) + SESSION_S), SESSION_S)
 
     def end(self, request: Request, response: Response) -> None:
-        """Takes the cookie away."""
         self._set(request, response, "", 0)
 
     def _set(self, request: Request, response: Response, value: str, max_age_s: int) -> None:

@@ -46,11 +46,9 @@ class Viewer:
         )
 
     def sees_environment(self, name: str) -> bool:
-        """Returns True if it may know of an environment."""
         return not self.environments or name in self.environments
 
     def sees_tenant(self, name: str) -> bool:
-        """Returns True if it may know of a tenant."""
         return self.sees_fleet or name == self.tenant
 
     def owns(self, tenant: str, environment: str) -> bool:
