@@ -65,11 +65,7 @@ class Campaign:
 
     @classmethod
     def of_results(cls, results: str) -> Self:
-        """Returns the campaign that wrote ``results``, by the file beside them.
-
-        Raises:
-            UsageError: that file is missing, or cannot be read.
-        """
+        """Returns the campaign that wrote ``results``, by its file; raises UsageError."""
         path = results + SPEC_SUFFIX
         try:
             with open(path, "rb") as stream:
@@ -155,11 +151,7 @@ class Campaign:
         memory.add(reply, row.codes[sample], earned=earned, tags=tags)
 
     def write_spec(self) -> None:
-        """Writes the file beside the results that :meth:`of_results` reads.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
+        """Writes the file that :meth:`of_results` reads; raises UsageError."""
         found = replace(self, data=os.path.abspath(self.data), out=os.path.abspath(self.out))
         with replacing(self.out + SPEC_SUFFIX) as stream:
             # Allowed axioms may be any iterable.

@@ -162,12 +162,8 @@ def _awaited(
 
 
 class AsyncCampaignsClient:
-    """The ``campaigns`` of an :class:`AsyncLeanQClient`: :class:`CampaignsClient` with methods to
-    await.
-
-    Attributes:
-        blocking: the same campaigns with methods that block.
-    """
+    """The ``campaigns`` of an :class:`AsyncLeanQClient`: methods to await. Those of ``blocking``
+    block."""
 
     def __init__(self, route: CampaignRoute) -> None:
         self.blocking = CampaignsClient(route)
@@ -246,11 +242,7 @@ class OverRedis:
 
 
 class OverHttp:
-    """The campaigns of a gateway.
-
-    Args:
-        gateway: its address, and the key for it.
-    """
+    """The campaigns of a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -76,13 +76,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a campaign has come.
+    """How far a campaign has come: rows done, of ``total`` (``None`` if unknown), and records by
+    kind.
 
-    Attributes:
-        total: rows of the data set; ``None`` if unknown.
-        rows: rows done.
-        counts: records by :func:`.journal.kind`.
-        unsolved: problems without an accepted attempt so far; ``None`` without ``first_success``.
+    ``unsolved``: problems without an accepted attempt so far; ``None`` without ``first_success``.
     """
 
     total: int | None
@@ -95,10 +92,7 @@ class Progress:
 class Resumed:
     """What a coordinator found of the work of earlier ones. Its text says so to users.
 
-    Attributes:
-        rows: rows with results.
-        total: rows of the data set.
-        left_s: seconds that the other rows take at the pace so far; ``None`` if unknown.
+    ``left_s``: seconds that the other rows take at the pace so far; ``None`` if unknown.
     """
 
     rows: int

@@ -71,22 +71,12 @@ def pack(record: dict[str, Any]) -> bytes:
 
 
 def read_results(path: str) -> Iterator[dict[str, Any]]:
-    """Yields the records in a file of results.
-
-    Raises:
-        UsageError: it cannot be read, or is damaged; names the line.
-    """
+    """Yields the records in a file of results; raises UsageError, which names the line."""
     return _read_parquet(path) if is_parquet(path) else _read_jsonl(path)
 
 
 def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
-    """Replaces the file at ``path`` by one with ``records``, once that is complete and durable.
-
-    Only one process may write to ``path`` at a time.
-
-    Raises:
-        UsageError: it cannot be written, or pyarrow is missing; the old file is unchanged.
-    """
+    """Replaces the file at ``path`` by one with ``records``; raises as :func:`.replacing`."""
     # Before anything is written: pyarrow may be missing.
     schema = _schema(pyarrow(path)[0]) if is_parquet(path) else None
     with replacing(path) as stream:

@@ -22,11 +22,7 @@ NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 
 @contextlib.contextmanager
 def submitted_campaigns(url: str, prefix: str) -> Iterator[Campaigns]:
-    """Yields the campaigns in RQ's Redis.
-
-    Args:
-        url: RQ's Redis, from :func:`rq_url`.
-        prefix: LEANQ_PREFIX.
+    """Yields the campaigns in RQ's Redis at ``url``, of the leanq with this LEANQ_PREFIX.
 
     Raises:
         UsageError: RQ is not installed, or cannot use that Redis.

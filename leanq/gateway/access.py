@@ -60,11 +60,7 @@ class Access:
         self._held_bytes: Counter[str] = Counter()
 
     def key_of(self, authorization: str | None) -> Key:
-        """Returns the key in an ``Authorization`` header, with or without ``Bearer``.
-
-        Raises:
-            HTTPException: 401, the key is missing or unknown.
-        """
+        """Returns the key in an ``Authorization`` header; raises HTTPException (401)."""
         if self._keys is None:
             return self._open
         secret = (authorization or "").strip()
@@ -87,9 +83,7 @@ class Access:
     def renewed(self, key: Key, right: Right) -> Key:
         """Returns the present form of a key, for work that outlasts a request.
 
-        Raises:
-            HTTPException: 401, the key is gone or belongs to another tenant; 403, it lost the
-                right.
+        Raises HTTPException: 401, the key is gone or another tenant's; 403, it lost the right.
         """
         if self._keys is None:
             return key
@@ -111,11 +105,7 @@ class Access:
         return hmac.digest(secret, text.encode(errors="replace"), "sha256").hex()
 
     def environment(self, key: Key, wanted: str | None) -> str:
-        """Returns the environment that a request means.
-
-        Raises:
-            HTTPException: 403, the key may not use it.
-        """
+        """Returns the environment that a request means; raises HTTPException (403)."""
         if wanted is None:
             return key.environments[0] if key.environments else self._environment
         if key.environments and wanted not in key.environments:
@@ -129,9 +119,7 @@ class Access:
     def admit(self, key: Key, number: int, lean: GatewayClient) -> None:
         """Admits so many more requests, counting the outstanding ones of the key's tenant.
 
-        Raises:
-            HTTPException: 429, the key has reached a limit; 413, the number can never fit the
-                limit.
+        Raises HTTPException: 429, a limit is reached; 413, the number can never fit it.
         """
         check_number(key, number)
         if wait := self.wait_for(key, number, lean):
@@ -236,11 +224,7 @@ class Access:
         return replace(reply, sorries=sorries, state=reply.state and self._seal(key, reply.state))
 
     def state(self, key: Key, sealed: str) -> str:
-        """Returns the state that the key's tenant was given as ``sealed``.
-
-        Raises:
-            UnknownStateError: the tenant was not given this state.
-        """
+        """Returns the state that the tenant was given as ``sealed``; raises UnknownStateError."""
         state = sealed[:_STATE_LENGTH]
         # compare_digest takes text only if it is ASCII, so compare bytes.
         if not hmac.compare_digest(

@@ -93,11 +93,7 @@ class GatewayClient(AsyncLeanQClient):
     ) -> Callable[[str], PreparedRequest[Reply]]:
         """As :meth:`RequestBuilder.checks`, but remembers the options of earlier requests.
 
-        Args:
-            key: equal only for equal options.
-
-        Raises:
-            UsageError: malformed options.
+        ``key`` is equal only for equal options.
         """
         try:
             return self._checks[key]
@@ -212,10 +208,9 @@ class GatewayClient(AsyncLeanQClient):
         raise lost(name)
 
     async def reply(self, pending: Pending, *, withdraw: bool) -> Reply:
-        """Returns the reply of a request. ``withdraw``: cancelling the waiting task withdraws it.
+        """Returns the reply of a request, or raises the LeanQError that it ended with.
 
-        Raises:
-            LeanQError: the error that it ended with.
+        ``withdraw``: cancelling the waiting task withdraws it.
         """
         try:
             await pending.wait()
@@ -233,13 +228,7 @@ class GatewayClient(AsyncLeanQClient):
             pending.ended(Reply("cancelled", reason="withdrawn"))
 
     async def patient_reply(self, tenant: str, prepared: PreparedRequest[Any]) -> Reply:
-        """Returns the reply of a new request; waits while the queue is full.
-
-        Cancelling the waiting task withdraws the request.
-
-        Raises:
-            LeanQError: the error that it ended with.
-        """
+        """Returns the reply of a new request, as :meth:`reply`; waits while the queue is full."""
         while True:
             try:
                 return await self.reply(self.submit(tenant, prepared, None), withdraw=True)

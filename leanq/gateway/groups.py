@@ -48,11 +48,7 @@ class Group:
         return len(self._sent) + len(self._waiting)
 
     def begin(self, number: int, prepared: PreparedRequest[Any], name: str | None = None) -> None:
-        """Sends a request, which may have a name of the caller's.
-
-        Raises:
-            InvalidRequestError: a malformed name.
-        """
+        """Sends a request; raises InvalidRequestError for a malformed name of the caller's."""
         pending = self._lean.submit(self._tenant, prepared, name)
         callback = partial(self._ended, number, prepared, name, pending.name.name)
         self._sent[number] = pending, callback, name

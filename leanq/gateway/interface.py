@@ -16,14 +16,7 @@ from leanq.gateway.connections import Ending
 def new_interface(
     lean: GatewayClient, access: Access, ending: Ending, *, openapi_url: str
 ) -> FastAPI:
-    """Returns an application without routes, whose handlers find the arguments in their requests.
-
-    Args:
-        lean: the client of the queue.
-        access: decides who may call.
-        ending: set once the gateway waits for no more requests.
-        openapi_url: path of its description, below its mount point.
-    """
+    """Returns an application without routes, whose handlers find the arguments in requests."""
     app = FastAPI(
         title="leanq",
         version=__version__,

@@ -51,21 +51,7 @@ _LOOK_EVERY_S = 1.0
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rights and limits of one key.
-
-    Attributes:
-        name: its name in logs; "" for a gateway without keys.
-        sha256: the key's SHA-256, 64 hexadecimal digits.
-        tenant: the tenant of its requests.
-        environments: the environments that it may use, the default first; empty for all.
-        rights: ``submit`` sends requests, ``status`` shows the fleet; ``operate`` shows all tenants
-            and changes their work.
-        outstanding: the most requests of its tenant that one gateway may wait for.
-        rate_per_s: requests a second; None for any number.
-        outstanding_mb: MiB of one gateway's memory for its tenant's texts. Texts of outstanding
-            requests count, and bodies of HTTP requests under way.
-        body_mb: the largest body of an HTTP request, in MiB.
-    """
+    """The rights and limits of one key, as above. ``name`` is "" for a gateway without keys."""
 
     name: str
     sha256: str
@@ -94,12 +80,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file of keys.
-
-    Attributes:
-        secret: binds states to their tenants; the same for all gateways.
-        key: the keys.
-    """
+    """The content of a file of keys."""
 
     secret: Annotated[str, Meta(min_length=32)]
     key: tuple[Key, ...]
@@ -137,14 +118,8 @@ def read_keys(path: Path) -> Keys:
 
 
 def make_keys(path: Path) -> str | None:
-    """Writes a file with one key that may do everything, unless there is a file.
-
-    Returns:
-        The key; None if there is a file.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Writes a file with one key that may do everything, and returns the key; None if there is a
+    file. Raises UsageError."""
     key = secrets.token_hex(32)
     text = f'''secret = "{secrets.token_hex(32)}"
 
@@ -165,12 +140,9 @@ rights = ["submit", "status", "operate"]
 
 
 class KeyFile:
-    """The keys of a file, which is read again when it has changed.
+    """The keys of a file, which is read again when it has changed; raises UsageError.
 
     A changed file that cannot be read is logged, and the earlier keys stay.
-
-    Raises:
-        UsageError: as :func:`read_keys`.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:

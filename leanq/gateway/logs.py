@@ -31,12 +31,7 @@ _OF_ALL_CAMPAIGNS = {"POST": "start", "DELETE": "end"}
 
 
 class Sparing:
-    """Lets a few lines of each kind through in a minute, and counts the others.
-
-    Args:
-        of_kind: the most lines of one kind.
-        in_all: the most lines of all kinds.
-    """
+    """Lets a few lines of each kind through in a minute, and counts the others."""
 
     def __init__(
         self, of_kind: int = 10, in_all: int = 300, clock: Callable[[], float] = time.monotonic

@@ -36,8 +36,7 @@ _submitter = may("submit")
 class OperationRoute(APIRoute):
     """A route whose endpoint takes ``body``, ``request``, ``key`` and perhaps ``wait``.
 
-    Attributes:
-        bounds: the bounds of a body, by its model.
+    ``bounds`` has the bounds of a body, by its model.
     """
 
     bounds: ClassVar[Mapping[Any, Bounds]]

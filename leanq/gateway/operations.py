@@ -65,11 +65,7 @@ def prepared_text(
 
 
 def options_in(key: Key, access: Access, environment: str | None) -> InEnvironment:
-    """Returns the options of a request to one environment.
-
-    Raises:
-        HTTPException: an environment that the key may not use.
-    """
+    """Returns the options in an environment; raises HTTPException (403) if it is forbidden."""
     return InEnvironment(tenant=key.tenant, env=access.environment(key, environment))
 
 

@@ -290,11 +290,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on this address; port 0 takes a free port.
-
-    Raises:
-        UsageError: the address cannot be used.
-    """
+    """Returns a socket that listens; port 0 takes a free port. Raises UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family, backlog=_BACKLOG)

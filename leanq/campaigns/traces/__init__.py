@@ -21,14 +21,8 @@ from leanq.campaigns.traces.shards import Shards
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The outcome of an export.
-
-    Attributes:
-        written: rows that were added.
-        shards: tables that were added.
-        known: rows that were there already, from this export or an earlier one.
-        skipped: records that make no row, by the reason.
-    """
+    """What an export added, which rows were there already, and which records made no row by the
+    reason."""
 
     written: int
     shards: int

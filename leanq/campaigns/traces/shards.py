@@ -70,11 +70,7 @@ class Shards:
         self._lock.close()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Writes the rows that are not there yet.
-
-        Raises:
-            UsageError: they cannot be written. Complete shards stay.
-        """
+        """Writes the rows that are not there yet; raises UsageError."""
         new = self._new(rows)
         for first in new:
             path = self._folder / f"traces-{self._next:05}.parquet"

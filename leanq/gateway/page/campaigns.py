@@ -62,11 +62,7 @@ class CampaignBoard:
             await asyncio.wait({self._looking}, timeout=_FIRST_LOOK_S)
 
     async def report(self, status: CampaignStatus) -> list[Section]:
-        """Returns the report on a campaign's results.
-
-        Raises:
-            UsageError: the results are not on this machine, or are malformed.
-        """
+        """Returns the report on a campaign's results; raises UsageError if they are not here."""
         # A report reads all results, so make one at a time.
         async with self._reporting:
             return await asyncio.to_thread(_report, status.campaign.out)

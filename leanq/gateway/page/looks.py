@@ -98,11 +98,7 @@ class FleetLooks:
         self._decisions: dict[str, deque[DecisionRecord]] = {}
 
     async def look(self) -> Look:
-        """Returns the fleet as it was within the last seconds.
-
-        Raises:
-            UnavailableError: the queue cannot be reached.
-        """
+        """Returns the fleet as it was within the last seconds; raises UnavailableError."""
         async with self._looking:
             if self._seen is None or time.monotonic() >= self._due_s:
                 self._seen = await self._look()

@@ -68,11 +68,7 @@ class Found:
 
 
 async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | None:
-    """Returns the request with this id, or None if the viewer may see no such request.
-
-    Raises:
-        UnavailableError: the queue cannot be reached.
-    """
+    """Returns a request; None if the viewer may see none. Raises UnavailableError."""
     with contextlib.suppress(UsageError):
         shard = shard_of(request_id)
         for queue in lean.queues:

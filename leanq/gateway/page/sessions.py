@@ -34,11 +34,7 @@ class Sessions:
         self._clock = clock
 
     def key_of(self, request: Request) -> Key | None:
-        """Returns the key of a request: from its header, from its cookie, or the common key.
-
-        Raises:
-            HTTPException: 401, the header has a key that is not known.
-        """
+        """Returns the key of a request, None without one; raises HTTPException (401)."""
         if not self._access.needs_keys or "authorization" in request.headers:
             return self._access.key_of(request.headers.get("authorization"))
         return self._key_in(request.cookies.get(_cookie_of(request), ""))
