@@ -162,8 +162,7 @@ def _awaited(
 
 
 class AsyncCampaignsClient:
-    """The ``campaigns`` of an :class:`AsyncLeanQClient`: methods to await. Those of ``blocking``
-    block."""
+    """The ``campaigns`` of an :class:`AsyncLeanQClient`: the methods of ``blocking``, to await."""
 
     def __init__(self, route: CampaignRoute) -> None:
         self.blocking = CampaignsClient(route)

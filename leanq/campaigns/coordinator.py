@@ -76,8 +76,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a campaign has come: rows done, of ``total`` (``None`` if unknown), and records by
-    kind.
+    """How far a campaign has come: ``rows`` done, of ``total`` (``None`` if unknown).
 
     ``unsolved``: problems without an accepted attempt so far; ``None`` without ``first_success``.
     """

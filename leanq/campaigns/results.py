@@ -32,14 +32,12 @@ from typing import Any
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.dataset.row import BadRow, Row
 from leanq.campaigns.files import replacing
-from leanq.campaigns.tables import ANSWER, answer_columns, write_table
+from leanq.campaigns.tables import ANSWER, answer_columns, dumps, write_table
 from leanq.errors import UsageError
 from leanq.queue.requests import Reply, reply_to_json
 
 _ALWAYS = frozenset({"id", "line", "verdict"})
 _ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})
-
-_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
@@ -62,7 +60,7 @@ def cancelled(row: Row, sample: int) -> dict[str, Any]:
 
 
 def pack(record: dict[str, Any]) -> bytes:
-    text = _dumps(record)
+    text = dumps(record)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:

@@ -202,19 +202,10 @@ class Campaigns:
 
     def list(self) -> Iterator[CampaignStatus]:
         """Yields all campaigns that RQ still knows, in no order."""
-        queue = self.queue
-        registries = (
-            queue.started_job_registry,
-            queue.deferred_job_registry,
-            queue.scheduled_job_registry,
-            queue.finished_job_registry,
-            queue.failed_job_registry,
-            queue.canceled_job_registry,
-        )
-        ids = dict.fromkeys(queue.get_job_ids())
-        for registry in registries:
+        ids = {*self.queue.get_job_ids()}
+        for name in ("started", "deferred", "scheduled", "finished", "failed", "canceled"):
             # Without cleanup: finding dead jobs is the workers' task.
-            ids.update(dict.fromkeys(registry.get_job_ids(cleanup=False)))
+            ids.update(self._registry(name).get_job_ids(cleanup=False))
         for job in CampaignJob.fetch_many([*ids], self._connection, serializer=JSONSerializer):
             if job is not None and is_campaign(job):
                 yield self._status(job)
@@ -259,17 +250,16 @@ class Campaigns:
         """Runs a campaign again. One that failed or was cancelled resumes from its journal; a
         finished one checks its rows without a verdict of Lean's again."""
         job = self._expect(id_, "failed", "cancelled", "finished")
-        queue = self.queue
-        for registry in (
-            queue.failed_job_registry,
-            queue.canceled_job_registry,
-            queue.finished_job_registry,
-        ):
+        for registry in map(self._registry, ("failed", "canceled", "finished")):
             if job.id in registry:
                 write_control(job, command="", retry="1")
                 self._enqueue(job, registry)
                 return
         raise UsageError(f"the campaign {id_} is just ending; try again in a second")
+
+    def _registry(self, name: str) -> BaseRegistry:
+        registry: BaseRegistry = getattr(self.queue, f"{name}_job_registry")
+        return registry
 
     def _enqueue(self, job: Job, registry: BaseRegistry) -> None:
         job.retries_left = RETRIES

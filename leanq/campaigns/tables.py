@@ -19,7 +19,7 @@ ANSWER = (
 )
 """The fields of a reply that results and traces have."""
 
-_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def answer_columns(arrow: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _table(arrow: Any, rows: list[Mapping[str, Any]], schema: Any) -> Any:
         return arrow.Table.from_pylist(rows, schema=schema)
     except UnicodeEncodeError:
         # A text with half of a surrogate pair has no bytes.
-        whole = (_dumps(row).encode(errors="replace") for row in rows)
+        whole = (dumps(row).encode(errors="replace") for row in rows)
         return arrow.Table.from_pylist([json.loads(text) for text in whole], schema=schema)
 
 

@@ -22,7 +22,6 @@ One process is a client of the queue and serves any number of HTTP clients::
     bodies.py           bounds bodies before Pydantic reads them
     operation_routes.py a short way to the handlers of the three operations
     fresh.py            looks at the queue at most once a second
-    status.py           the part of the fleet's status that a key may see
     interface.py        the parts that both interfaces share
     recent.py           keeps the latest requests with their texts
     page/               the fleet in a browser

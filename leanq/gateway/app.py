@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.datastructures import Headers
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leanq.gateway import kimina
 from leanq.gateway.access import Access, Authenticated, Screened
@@ -95,21 +93,15 @@ def make_app(
     app.mount("/v1", inner)
     page = routes.Page(lean, access, connections, stopping, rq_url).app()
     app.mount(routes.BELOW.rstrip("/"), page)
-    app.router.routes.append(Route("/", _Front(page), methods=["GET"], include_in_schema=False))
+
+    async def front(request: Request) -> Any:
+        """Serves the page to browsers; tells other clients what the gateway serves."""
+        if "text/html" in request.headers.get("accept", ""):
+            return page
+        return JSONResponse(await kimina.health())
+
+    app.router.routes.append(Route("/", front, methods=["GET"], include_in_schema=False))
     return app
-
-
-class _Front:
-    """Serves the page to browsers; tells other clients what the gateway serves."""
-
-    def __init__(self, page: ASGIApp) -> None:
-        self._page = page
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._page
-        if "text/html" not in Headers(scope=scope).get("accept", ""):
-            app = JSONResponse(await kimina.health())
-        await app(scope, receive, send)
 
 
 def _refusal(path: str, error: HTTPException) -> Response:

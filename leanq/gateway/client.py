@@ -11,7 +11,8 @@ import asyncio
 import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, cast
+from operator import methodcaller
+from typing import Any
 
 from cachetools import LRUCache
 from msgspec import structs
@@ -202,7 +203,8 @@ class GatewayClient(AsyncLeanQClient):
         for shard in self._shards:
             if shard.keys.shard != shard_of(request_id):
                 continue
-            data = await _get(shard, shard.keys.request(request_id))
+            key = shard.keys.request(request_id)
+            data: Any = await shard.call(methodcaller("get", key))
             if data is not None:
                 return None if is_record(data) else _read(request_id, data)
         raise lost(name)
@@ -315,11 +317,6 @@ class GatewayClient(AsyncLeanQClient):
         if not self._counts[name.tenant]:
             del self._counts[name.tenant]
             del self._bytes[name.tenant]
-
-
-async def _get(shard: Shard, key: str) -> bytes | None:
-    data: Any = await shard.call(lambda connection: connection.get(key))
-    return cast("bytes | None", data)
 
 
 def _read(request_id: str, data: bytes) -> Reply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from leanq.errors import LeanQError, QueueFullError
 from leanq.gateway.client import GatewayClient
@@ -26,6 +26,13 @@ async def in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
             await asyncio.sleep(0)
 
 
+class _Sent(NamedTuple):
+    pending: Pending
+    callback: Callable[[End], None]
+    prepared: PreparedRequest[Any]
+    name: str | None
+
+
 class Group:
     """Requests of a tenant. A request that meets a full queue is sent again until there is room.
 
@@ -39,9 +46,8 @@ class Group:
         self._lean = lean
         self._tenant = tenant
         self._told = told
-        # The unfinished requests by number: either sent (request, callback, name), or waiting to be
-        # sent again.
-        self._sent: dict[int, tuple[Pending, Callable[[End], None], str | None]] = {}
+        # The unfinished requests by number: either sent, or waiting to be sent again.
+        self._sent: dict[int, _Sent] = {}
         self._waiting: dict[int, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
@@ -50,8 +56,8 @@ class Group:
     def begin(self, number: int, prepared: PreparedRequest[Any], name: str | None = None) -> None:
         """Sends a request; raises InvalidRequestError for a malformed name of the caller's."""
         pending = self._lean.submit(self._tenant, prepared, name)
-        callback = partial(self._ended, number, prepared, name, pending.name.name)
-        self._sent[number] = pending, callback, name
+        callback = partial(self._ended, number)
+        self._sent[number] = _Sent(pending, callback, prepared, name)
         pending.add(callback)
 
     def leave(self) -> None:
@@ -63,27 +69,20 @@ class Group:
             timer.cancel()
         self._waiting.clear()
         sent, self._sent = self._sent, {}
-        for pending, callback, name in sent.values():
-            pending.discard(callback)
-            if name is None:
-                self._lean.give_up(pending)
+        for each in sent.values():
+            each.pending.discard(each.callback)
+            if each.name is None:
+                self._lean.give_up(each.pending)
 
-    def _ended(
-        self,
-        number: int,
-        prepared: PreparedRequest[Any],
-        name: str | None,
-        known_as: str,
-        end: End,
-    ) -> None:
-        del self._sent[number]
+    def _ended(self, number: int, end: End) -> None:
+        sent = self._sent.pop(number)
         if isinstance(end, QueueFullError):
             loop = asyncio.get_running_loop()
             self._waiting[number] = loop.call_later(
-                end.retry_after_s, self._again, number, prepared, name
+                end.retry_after_s, self._again, number, sent.prepared, sent.name
             )
         else:
-            self._told(number, known_as, end)
+            self._told(number, sent.pending.name.name, end)
 
     def _again(self, number: int, prepared: PreparedRequest[Any], name: str | None) -> None:
         del self._waiting[number]

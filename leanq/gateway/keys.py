@@ -106,11 +106,8 @@ def read_keys(path: Path) -> Keys:
                 f"the keys in {path}: key {key['name']!r} may use no environment; leave "
                 "`environments` out for all of them, or take the key out"
             )
-    for what, values in (
-        ("name", [key.name for key in found.key]),
-        ("sha256", [key.sha256 for key in found.key]),
-    ):
-        if len(set(values)) < len(values):
+    for what in ("name", "sha256"):
+        if len({getattr(key, what) for key in found.key}) < len(found.key):
             raise UsageError(f"the keys in {path}: two have the same {what}")
     if not found.key:
         raise UsageError(f"the keys in {path}: there are none; write a [[key]] with its sha256")

@@ -76,7 +76,9 @@ def _response(reply: Reply) -> dict[str, Any]:
     sorries = [_sorry(number, sorry) for number, sorry in enumerate(reply.sorries)]
     if reply.verdict == "incomplete" and not sorries:
         sorries = [_sorry(0, _somewhere(reply))]
-    elif reply.verdict in LEAN_NO - {"incomplete"} and not _has_error(messages):
+    elif reply.verdict in LEAN_NO - {"incomplete"} and not any(
+        message["severity"] == "error" for message in messages
+    ):
         text = f"leanq: {reply.verdict} ({reply.reason}): {_said(reply)}"
         messages.append(_message(Message("error", 1, 0, text)))
     response: dict[str, Any] = {"env": 0}
@@ -114,10 +116,6 @@ def _said(reply: Reply) -> str:
 
 def _is_ours(message: Message) -> bool:
     return message.text.startswith("leanq: ")
-
-
-def _has_error(messages: list[dict[str, Any]]) -> bool:
-    return any(message["severity"] == "error" for message in messages)
 
 
 def _somewhere(reply: Reply) -> Sorry:

@@ -7,6 +7,7 @@ withdrawn. A request with a name, or one that nobody waits for, runs on and can 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import redis
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from leanq.errors import LeanQError, UnavailableError
-from leanq.fleet.stats import FleetStats, fleet_stats
+from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats
 from leanq.gateway import campaigns
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access, Submitter, Watcher
@@ -30,8 +31,9 @@ from leanq.gateway.operation_routes import MAX_WAIT_S, OperationRoute
 from leanq.gateway.operations import options_in, options_of_state, prepared_of
 from leanq.gateway.pending import Pending
 from leanq.gateway.problems import response_of
-from leanq.gateway.status import environments_for
 from leanq.queue.requests import Reply
+from leanq.queue.shard import resolved
+from leanq.queue.wire import info_of
 
 BATCH_PATH = "/v1/batch"
 
@@ -203,7 +205,7 @@ async def status(request: Request, key: Watcher) -> Response:
     fleet: Fresh[list[FleetStats]] = request.app.state.fleet
     return json_response(
         {
-            "environments": environments_for(key, await fleet.get()),
+            "environments": _environments_for(key, await fleet.get()),
             "tenant": key.tenant,
             "outstanding": lean_of(request).outstanding(key.tenant),
         }
@@ -248,3 +250,29 @@ async def _known(pending: Pending, wait: float) -> None:
     """Waits for the queue to take the request, and then up to ``wait`` seconds for its end."""
     await pending.known()
     await pending.wait(wait)
+
+
+def _environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[dict[str, Any]]:
+    """Returns the environments that a key may use, for each cluster."""
+    found = []
+    for seen in clusters:
+        names = {resolved(seen.status.aliases, each, key.tenant) for each in key.environments}
+        names.update(key.environments)
+        found += [each for each in _environments(seen) if not names or each["name"] in names]
+    return found
+
+
+def _environments(seen: FleetStats) -> list[dict[str, Any]]:
+    offers = [fingerprints_of(info_of(row.info)) for row in seen.status.workers if row.lease_s > 0]
+    return [
+        {
+            "name": name,
+            "lean": info_of(seen.status.environments.get(name, b"")).get("lean"),
+            "fingerprint": next((each[name] for each in offers if name in each), None),
+            "waiting": stats.waiting,
+            "running": round(stats.running),
+            "workers": round(stats.workers),
+            "slots": round(stats.slots),
+        }
+        for name, stats in sorted(seen.environments.items())
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from leanq.campaigns.dataset.row import Fields
 
+# The likeliest first.
 _COMPLETIONS = (
     *("completions", "completion", "full_proof", "full_proofs", "proofs", "proof"),
     *("lean_code", "lean4_code", "code", "responses", "response", "solution"),
@@ -29,13 +30,11 @@ class Shape:
         name: the value of ``--shape``.
         statements: names that the field with the statement can have.
         marks: fields of which at least one stands beside it, if any are given.
-        completions: names that the field with completions can have, the likeliest first.
     """
 
     name: str
     statements: tuple[str, ...]
     marks: tuple[str, ...] = ()
-    completions: tuple[str, ...] = _COMPLETIONS
 
     def fields(self, rows: Sequence[Mapping[str, Any]]) -> Fields | None:
         """Returns the fields of these first rows, if they have this shape."""
@@ -46,7 +45,7 @@ class Shape:
         row_id = _first(_IDS, known)
         if row_id is None:
             return None
-        completion = _first(self.completions, known - {statement})
+        completion = _first(_COMPLETIONS, known - {statement})
         return Fields(
             id=row_id,
             code=completion or statement,

@@ -21,8 +21,8 @@ from leanq.campaigns.traces.shards import Shards
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export added, which rows were there already, and which records made no row by the
-    reason."""
+    """The outcome of an export: rows and tables that were added, rows that were there already, and
+    records that make no row, by the reason."""
 
     written: int
     shards: int

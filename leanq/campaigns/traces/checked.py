@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from leanq.campaigns import dataset
 from leanq.campaigns.campaign import Campaign
@@ -43,13 +42,18 @@ def of_campaign(
             skipped["without a verdict"] += 1
             continue
         line, sample = record["line"], record.get("sample", 0)
-        while row is None or row.line < line:
-            row = next(found, None)
-            if row is None:
-                raise _other_data(data.path, line, results)
-        if row.line != line or not _is_of(row, sample, record):
-            raise _other_data(data.path, line, results)
-        assert isinstance(row, dataset.Row)
+        if row is None or row.line < line:
+            row = next((each for each in found if each.line >= line), None)
+        if (
+            not isinstance(row, dataset.Row)
+            or row.line != line
+            or sample >= len(row.codes)
+            or code_hash(row, sample) != record.get("code_hash")
+        ):
+            raise UsageError(
+                f"{data.path}:{line}: the data does not match the record of that line in "
+                f"{results}; if it was moved or changed, name the data that was checked with --data"
+            )
         origin = {
             "environment": environment,
             "problem": str(problem(row)),
@@ -60,24 +64,9 @@ def of_campaign(
         yield rows.trace(origin, _request(builder, campaign, row, sample), record)
 
 
-def _is_of(row: dataset.Row | dataset.BadRow, sample: int, record: dict[str, Any]) -> bool:
-    return (
-        isinstance(row, dataset.Row)
-        and sample < len(row.codes)
-        and code_hash(row, sample) == record.get("code_hash")
-    )
-
-
 def _request(builder: RequestBuilder, campaign: Campaign, row: dataset.Row, sample: int) -> Request:
     """Returns the request that the coordinator made of this text."""
     code, options = row.codes[sample], campaign.plan.options
     if row.target is None:
         return builder.check(code, options).request
     return builder.verify(row.target, code, (), row.holes, options).request
-
-
-def _other_data(data: str, line: int, results: str) -> UsageError:
-    return UsageError(
-        f"{data}:{line}: the data does not match the record of that line in {results}; if it was "
-        "moved or changed, name the data that was checked with --data"
-    )

@@ -51,15 +51,12 @@ class CampaignBoard:
 
     async def refresh(self) -> None:
         """Starts a look if the last one is some seconds old. Only the first caller waits for it."""
-        if self._looking and self._looking.done():
-            self._looking = None
-        if self._looking or time.monotonic() < self._due_s:
-            return
-        first = not self._due_s
-        self._due_s = time.monotonic() + _EVERY_S
-        self._looking = asyncio.create_task(self._look())
-        if first:
-            await asyncio.wait({self._looking}, timeout=_FIRST_LOOK_S)
+        before = self._looking
+        if before is None or (before.done() and time.monotonic() >= self._due_s):
+            self._due_s = time.monotonic() + _EVERY_S
+            self._looking = asyncio.create_task(self._look())
+            if before is None:
+                await asyncio.wait({self._looking}, timeout=_FIRST_LOOK_S)
 
     async def report(self, status: CampaignStatus) -> list[Section]:
         """Returns the report on a campaign's results; raises UsageError if they are not here."""

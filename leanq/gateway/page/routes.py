@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
@@ -33,14 +33,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from leanq import __version__
 from leanq.errors import LeanQError
 from leanq.fleet.shown import duration
-from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import client_gone
 from leanq.gateway.keys import Key
 from leanq.gateway.limits import Connections
 from leanq.gateway.logs import OBJECT
-from leanq.gateway.operations import prepared_of
 from leanq.gateway.page import actions, requests
 from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.forms import read_form
@@ -82,8 +80,6 @@ _HEADERS = {
 
 _FOLDER = Path(__file__).parent
 
-Handler = Callable[["Page", Request, Key, Viewer], Awaitable[Response]]
-
 
 class Page:
     """The page of one gateway.
@@ -101,12 +97,12 @@ class Page:
         stopping: asyncio.Event,
         rq_url: str | None,
     ) -> None:
-        self._lean = lean
-        self._access = access
+        self.lean = lean
+        self.access = access
         self._connections = connections
         self._stopping = stopping
         self._sessions = Sessions(access)
-        self._looks = FleetLooks(lean, CampaignBoard(lean.settings, rq_url))
+        self.looks = FleetLooks(lean, CampaignBoard(lean.settings, rq_url))
         # By the name of the key.
         self._watchers: Counter[str] = Counter()
         # Viewers with equal rights share one rendering.
@@ -115,7 +111,7 @@ class Page:
         self._templates = _templates()
 
     def app(self) -> ASGIApp:
-        reads: dict[str, Handler] = {
+        reads: dict[str, actions.Handler] = {
             "/": _overview,
             "/check": _check_form,
             "/events": _events,
@@ -125,21 +121,12 @@ class Page:
             "/requests/{request_id}/text": _text,
             "/campaigns/{campaign_id}": _campaign,
         }
-        changes: dict[str, Handler] = {
-            "/check": _check,
-            "/profile": _profile,
-            "/withdraw": _withdraw,
-            "/dead/retry": partial(_dead, actions.retry),
-            "/dead/drop": partial(_dead, actions.drop),
-            "/pause": _pause,
-            "/weight": _weight,
-        }
         routes: list[Route | Mount] = [
             Route("/login", self._login, methods=["POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_FOLDER / "static")),
         ]
-        for method, handlers in (("GET", reads), ("POST", changes)):
+        for method, handlers in (("GET", reads), ("POST", actions.CHANGES)):
             routes += (
                 Route(path, partial(self._handle, handler), methods=[method])
                 for path, handler in handlers.items()
@@ -160,12 +147,12 @@ class Page:
     def page(
         self, template: str, viewer: Viewer | None, status: int = 200, **context: Any
     ) -> Response:
-        shown = {"viewer": viewer, "needs_keys": self._access.needs_keys, **context}
+        shown = {"viewer": viewer, "needs_keys": self.access.needs_keys, **context}
         return HTMLResponse(self.render(template, **shown), status)
 
     async def overview(self, viewer: Viewer) -> Overview:
-        look = await self._looks.look()
-        return Overview(look, self._looks.campaigns, self._lean.recent)
+        look = await self.looks.look()
+        return Overview(look, self.looks.campaigns, self.lean.recent)
 
     def section(self, name: str, overview: Overview, viewer: Viewer) -> str:
         """Renders one part of the overview as HTML."""
@@ -184,7 +171,7 @@ class Page:
             self._rendered[viewer, name] = at_s, html
         return self._rendered[viewer, name][1]
 
-    async def _handle(self, handler: Handler, request: Request) -> Response:
+    async def _handle(self, handler: actions.Handler, request: Request) -> Response:
         key = self._sessions.key_of(request)
         if key is None:
             is_script = "hx-request" in request.headers or request.url.path.endswith("/events")
@@ -196,12 +183,12 @@ class Page:
             return await handler(self, request, key, self._viewer(key))
 
     def _viewer(self, key: Key) -> Viewer:
-        return Viewer.of(key, needs_keys=self._access.needs_keys)
+        return Viewer.of(key, needs_keys=self.access.needs_keys)
 
     async def _login(self, request: Request) -> Response:
         form = await read_form(request, _LONGEST_LOGIN)
         key = self._sessions.key_given(form.get("key", "").strip())
-        if key is None or not self._access.needs_keys:
+        if key is None or not self.access.needs_keys:
             return self.page("login.html", None, 403, wrong=True)
         response = RedirectResponse("/", 303)
         self._sessions.begin(request, response, key)
@@ -268,7 +255,7 @@ class Page:
             TooLargeError: the form is larger than the key allows.
             HTTPException: 429, the tenant's bodies take too much memory; 422, it is malformed.
         """
-        with self._access.body(key) as note:
+        with self.access.body(key) as note:
             form = await read_form(request, key.body_mb << 20, note)
         changed = {name: form[name][:_LONGEST_NAME] for name in _CHANGED if name in form}
         request.scope["state"][OBJECT] = changed
@@ -280,7 +267,7 @@ class Page:
         after = {"Retry-After": str(_RETRY_AFTER_S)}
         if self._watchers.total() >= _MOST_WATCHERS:
             raise HTTPException(503, f"{_MOST_WATCHERS} pages watch this gateway already", after)
-        if self._access.needs_keys and self._watchers[key.name] >= _MOST_WATCHERS_OF_KEY:
+        if self.access.needs_keys and self._watchers[key.name] >= _MOST_WATCHERS_OF_KEY:
             text = f"{_MOST_WATCHERS_OF_KEY} pages watch this gateway with this key already"
             raise HTTPException(503, text, after)
         self._watchers[key.name] += 1
@@ -301,6 +288,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "clock": lambda at_s: time.strftime("%H:%M", time.gmtime(at_s)),
         "duration": _brief,
         "age": lambda at_s: _brief(time.time() - at_s),
         "number": lambda n: "–" if n is None else f"{n:,}",
@@ -408,64 +396,11 @@ async def _check_form(page: Page, _request: Request, key: Key, viewer: Viewer) -
 
 async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
     """Returns the environments that the key may check in, its default first."""
-    default = page._access.environment(key, None)
+    default = page.access.environment(key, None)
     if key.environments:
         return [*key.environments]
-    known = {name for queue in page._lean.queues for name in await queue.shard.environments()}
+    known = {name for queue in page.lean.queues for name in await queue.shard.environments()}
     return [default, *sorted(known - {default})]
-
-
-async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    actions.check_submits(viewer)
-    form = await page.form(request, key)
-    # Browsers send forms with these line ends; columns and lines must match the text.
-    code, target = (form.get(name, "").replace("\r\n", "\n") for name in ("code", "target"))
-    environment = form.get("environment") or None
-    body: models.Body
-    if target.strip():
-        body = models.Verify(code=code, target=target, environment=environment)
-    else:
-        body = models.Check(code=code, environment=environment)
-    return await _sent(page, request, key, viewer, body)
-
-
-async def _sent(page: Page, request: Request, key: Key, viewer: Viewer, body: Any) -> Response:
-    lean, access = page._lean, page._access
-    prepared = await prepared_of(body, key, access, lean)
-    access.admit(key, 1, lean)
-    pending = lean.submit(key.tenant, prepared, None)
-    # Otherwise a look before the queue has it would find nothing.
-    await pending.known()
-    if pending.end is not None:
-        pending.result()
-    request_id = pending.name.request_id(lean.settings.shards)
-    return await _shown(page, request, key, viewer, request_id)
-
-
-async def _shown(
-    page: Page, request: Request, key: Key, viewer: Viewer, request_id: str
-) -> Response:
-    """Answers a script with the request as a part of its page, and others with its address."""
-    if "hx-request" in request.headers:
-        return await _fragment(page, key, viewer, request_id)
-    return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
-
-
-async def _fragment(page: Page, key: Key, viewer: Viewer, request_id: str) -> Response:
-    found = await _found(page, key, viewer, request_id)
-    context = requests.context_of(found)
-    return HTMLResponse(page.render("request_body.html", viewer=viewer, **context))
-
-
-async def _found(page: Page, key: Key, viewer: Viewer, request_id: str) -> requests.Found:
-    found = await requests.find(page._lean, viewer, request_id)
-    if found is None:
-        raise HTTPException(
-            404,
-            f"no request {request_id!r:.80} is known to you: it never was, its reply has gone, or "
-            "it is another tenant's",
-        )
-    return requests.sealed(found, page._access, key)
 
 
 async def _search(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
@@ -474,7 +409,7 @@ async def _search(page: Page, request: Request, _key: Key, viewer: Viewer) -> Re
 
 
 async def _request(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    found = await _found(page, key, viewer, request.path_params["request_id"])
+    found = await actions.found(page, key, viewer, request.path_params["request_id"])
     return page.page("request.html", viewer, **requests.context_of(found))
 
 
@@ -482,15 +417,15 @@ async def _live(page: Page, request: Request, key: Key, viewer: Viewer) -> Respo
     """Shows the present state of a request; waits shortly for its end."""
     request_id = request.path_params["request_id"]
     name = viewer.name_of(request_id)
-    kept = page._lean.recent.find(name.tenant, name.name) if name else None
+    kept = page.lean.recent.find(name.tenant, name.name) if name else None
     if kept and kept.pending:
         await kept.pending.wait(_LIVE_S)
-    return await _fragment(page, key, viewer, request_id)
+    return await actions.fragment(page, key, viewer, request_id)
 
 
 async def _text(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     """Sends the whole text as it came, for the browser to save and not to show."""
-    found = await _found(page, key, viewer, request.path_params["request_id"])
+    found = await actions.found(page, key, viewer, request.path_params["request_id"])
     if found.request is None:
         raise HTTPException(404, "the text of this request is not kept any more")
     headers = {"Content-Disposition": 'attachment; filename="request.lean"'}
@@ -511,66 +446,3 @@ async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
     except LeanQError as error:
         trouble = str(error)
     return page.page("campaign.html", viewer, row=row, parts=parts, trouble=trouble)
-
-
-async def _profile(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    """Runs a request's text once more, to say where Lean spends its time."""
-    actions.check_submits(viewer)
-    request_id = (await page.form(request, key)).get("request_id", "")
-    body = requests.profile_of(await _found(page, key, viewer, request_id))
-    if body is None:
-        raise HTTPException(404, "no text of this request is kept that Lean could read again")
-    return await _sent(page, request, key, viewer, body)
-
-
-async def _withdraw(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    actions.check_submits(viewer)
-    request_id = (await page.form(request, key)).get("request_id", "")
-    name = viewer.name_of(request_id)
-    if name is None:
-        raise HTTPException(404, "only a request that came through a gateway is withdrawn here")
-    await page._lean.withdraw(name.tenant, name.name)
-    page._looks.forget()
-    return await _shown(page, request, key, viewer, request_id)
-
-
-async def _dead(
-    change: Callable[[GatewayClient, Viewer, str], Awaitable[object]],
-    page: Page,
-    request: Request,
-    key: Key,
-    viewer: Viewer,
-) -> Response:
-    await change(page._lean, viewer, (await page.form(request, key)).get("request_id", ""))
-    return await _back(page, request, viewer, "dead")
-
-
-async def _pause(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    form = await page.form(request, key)
-    kind, name = form.get("kind"), form.get("name", "")
-    if kind not in ("environment", "tenant"):
-        raise HTTPException(422, "kind must be environment or tenant")
-    paused = form.get("paused") == "yes"
-    await actions.pause(
-        page._lean, viewer, "tenant" if kind == "tenant" else "environment", name, paused=paused
-    )
-    return await _back(page, request, viewer, f"{kind}s")
-
-
-async def _weight(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    form = await page.form(request, key)
-    text = form.get("weight", "").strip()
-    try:
-        weight = float(text) if text else None
-    except ValueError:
-        raise HTTPException(422, f"a weight must be a number, got {text!r:.40}") from None
-    await actions.set_weight(page._lean, viewer, form.get("tenant", ""), weight)
-    return await _back(page, request, viewer, "tenants")
-
-
-async def _back(page: Page, request: Request, viewer: Viewer, section: str) -> Response:
-    """Answers a change with the part that it concerns, or with the page."""
-    page._looks.forget()
-    if "hx-request" not in request.headers:
-        return RedirectResponse(f"/#{section}", 303)
-    return HTMLResponse(page.section(section, await page.overview(viewer), viewer))

@@ -179,24 +179,19 @@ def history(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     )
     rows = []
     for period in found:
-        ended = sum(period.finished.values())
-        judged = sum(period.finished.get(verdict, 0) for verdict in LEAN_VERDICTS)
-        accepted = period.finished.get("accepted", 0)
+        ends = Counter(period.finished)
+        ended, judged = ends.total(), sum(ends[verdict] for verdict in LEAN_VERDICTS)
         rows.append(
             {
-                "start_s": period.start_s,
-                "clock": time.strftime("%H:%M", time.gmtime(period.start_s)),
-                "submitted": period.submitted,
-                "accepted": accepted,
-                "refused": judged - accepted,
-                "unknown": ended - judged - period.finished.get("cancelled", 0),
+                "period": period,
+                "accepted": ends["accepted"],
+                "refused": judged - ends["accepted"],
+                "unknown": ended - judged - ends["cancelled"],
                 "wait_s": period.waited_s / ended if ended else None,
                 "run_s": period.ran_s / ended if ended else None,
                 "p50_s": quantile_s(period.took, 0.5),
                 "p99_s": quantile_s(period.took, 0.99),
-                "waiting": period.waiting,
                 "workers": period.workers if viewer.sees_fleet else None,
-                "cpu_s": period.cpu_s,
             }
         )
     return {"rows": rows, "length_s": _CHART_PERIOD_S, "trouble": _trouble(overview, "history")}
@@ -213,14 +208,20 @@ def verdicts(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     for _, stats in _environments(overview, viewer):
         ever.update(stats.finished)
         reasons.update(stats.reasons)
-    rows: list[dict[str, Any]] = [
-        {"verdict": verdict, "now": now[verdict], "day": day[verdict], "ever": ever[verdict]}
+    most = max(day.values(), default=0) or 1
+    rows = [
+        {
+            "verdict": verdict,
+            "now": now[verdict],
+            "day": day[verdict],
+            "ever": ever[verdict],
+            "share": round(100 * day[verdict] / most),
+        }
         for verdict in (*VERDICTS, *sorted(ever.keys() - {*VERDICTS}))
         if ever[verdict]
     ]
-    most = max((row["day"] for row in rows), default=0)
     return {
-        "rows": [{**row, "share": round(100 * row["day"] / most) if most else 0} for row in rows],
+        "rows": rows,
         "reasons": reasons.most_common(12),
         "span_s": span_s,
     }

@@ -47,7 +47,10 @@ class Sessions:
             return None
 
     def begin(self, request: Request, response: Response, key: Key) -> None:
-        self._set(request, response, self._token(key, int(self._clock()) + SESSION_S), SESSION_S)
+        until = int(self._clock()) + SESSION_S
+        name = urlsafe_b64encode(key.name.encode()).decode()
+        token = f"{name}.{until}.{self._signature(key, until)}"
+        self._set(request, response, token, SESSION_S)
 
     def end(self, request: Request, response: Response) -> None:
         self._set(request, response, "", 0)
@@ -62,10 +65,6 @@ class Sessions:
             httponly=True,
             samesite="strict",
         )
-
-    def _token(self, key: Key, until: int) -> str:
-        name = urlsafe_b64encode(key.name.encode()).decode()
-        return f"{name}.{until}.{self._signature(key, until)}"
 
     def _signature(self, key: Key, until: int) -> str:
         # The hash keeps another key of the same name from taking the session over. The secret also
