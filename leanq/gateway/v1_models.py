@@ -234,15 +234,6 @@ class Status(BaseModel):
     outstanding: Annotated[int, Field(description="the tenant's requests at this gateway")]
 
 
-class Problem(BaseModel):
-    """Why there is no result (RFC 9457)."""
-
-    type: Annotated[str, Field(description="urn:leanq: and the kind, or about:blank")]
-    title: str
-    status: int
-    detail: str
-
-
 _OF_REPLY = (*VERIFIED, "state", "goals", "fingerprint", "audit_s", "profile")
 
 
