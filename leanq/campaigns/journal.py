@@ -156,10 +156,8 @@ class Journal:
 
     def rotate_token(self) -> None:
         """Gives the campaign other request ids from the next commit on. A coordinator that
-        withdraws its requests calls this, since the queue answers withdrawn ids with ``cancelled``.
-
-        Raises:
-            UsageError: the index cannot be written.
+        withdraws its requests calls this, since the queue answers withdrawn ids with
+        ``cancelled``. Raises UsageError.
         """
         try:
             self._set(token=secrets.token_hex(16), fruitless_starts="0")
@@ -204,11 +202,7 @@ class Journal:
 
     def commit(self, cursor: Cursor) -> None:
         """Makes the added records durable, and notes that all before ``cursor`` is done and how
-        long the coordinators have worked.
-
-        Raises:
-            UsageError: the files cannot be written, as on a full disk.
-        """
+        long the coordinators have worked. Raises UsageError, as on a full disk."""
         try:
             if self._lines:
                 self._part.write(b"".join(self._lines))

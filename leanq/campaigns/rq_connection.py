@@ -55,9 +55,7 @@ def require_rq() -> None:
 def rq_connection(url: str, timeout_s: float | None = None) -> Iterator[redis.Redis]:
     """Yields a connection to RQ's Redis at ``url``; raises as :func:`submitted_campaigns`.
 
-    Args:
-        timeout_s: how long to wait for a connection and for an answer; without end unless given, as
-            workers need that wait for jobs.
+    Without ``timeout_s`` it waits without end, as workers need that wait for jobs.
     """
     import redis
 

@@ -101,14 +101,11 @@ class _Reporter:
     def __init__(self, job: Job) -> None:
         self.counts: dict[str, int] = {}
         self.fingerprint = ""
+        self.id = job.id
         self._job = job
         self._started = False
         kept = ("progress", "bad_rows", "warnings", DIGEST)
         job.meta = {name: job.meta[name] for name in kept if name in job.meta}
-
-    @property
-    def id(self) -> str:
-        return self._job.id
 
     def resumes(self, found: Resumed) -> None:
         log.info("%s: resumes: %s", self._job.id, found)

@@ -367,10 +367,7 @@ def _held(
 ) -> Send:
     """Counts the bytes of each part of an answer while it is sent.
 
-    Args:
-        hold: counts further requests and bytes.
-        refuse: sends another answer instead, and returns True, if the tenant's take too much
-            memory.
+    If the tenant's take too much memory, ``refuse`` sends another answer and returns True.
     """
     start: Message | None = None
     is_refused = False

@@ -29,10 +29,7 @@ async def prepared_of(
 ) -> PreparedRequest[Any]:
     """Returns the request that a body asks for, on behalf of the key's tenant.
 
-    Raises:
-        UsageError: a malformed field, or a state that is not the tenant's.
-        UnavailableError: as of :func:`options_of_state`.
-        HTTPException: an environment that the key may not use.
+    Raises UsageError for a malformed field; else as :func:`options_of_state`.
     """
     if not isinstance(body, models.Step):
         return prepared_text(body, key, access, lean)

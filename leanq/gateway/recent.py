@@ -33,11 +33,7 @@ class Ended:
 class RecentRequest:
     """A request that came through this gateway.
 
-    Attributes:
-        name: its name for its tenant.
-        pending: the wait for its end; None once it has ended.
-        ended: how it ended; None before, or if it ended with an error.
-        at_s: when it came, in seconds since 1970.
+    ``pending`` is None once it has ended, and ``ended`` before, or if it ended with an error.
     """
 
     tenant: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -52,28 +53,24 @@ class ParquetFile:
 
     def _records(self, columns: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
         with self._open() as file:
-            for group in range(file.num_row_groups):
-                count = file.metadata.row_group(group).num_rows
-                if start < count:
-                    yield from self._group_records(file, group, columns, start)
-                start = max(0, start - count)
-
-    def _group_records(
-        self, file: Any, group: int, columns: Sequence[str], start: int
-    ) -> Iterator[dict[str, Any]]:
-        batches = file.iter_batches(
-            batch_size=_batch_rows(file.metadata.row_group(group), columns),
-            row_groups=[group],
-            columns=columns,
-            # Lean takes far longer, and a process with threads does not fork safely.
-            use_threads=False,
-        )
-        while (batch := self._reading(lambda: next(batches, None))) is not None:
-            if start < batch.num_rows:
-                values = [_values(batch.column(name)[start:]) for name in columns]
-                for row in zip(*values, strict=True):
-                    yield dict(zip(columns, row, strict=True))
-            start = max(0, start - batch.num_rows)
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                if start >= group.num_rows:
+                    start -= group.num_rows
+                    continue
+                batches = file.iter_batches(
+                    batch_size=_batch_rows(group, columns),
+                    row_groups=[number],
+                    columns=columns,
+                    # Lean takes far longer, and a process with threads does not fork safely.
+                    use_threads=False,
+                )
+                read = partial(next, batches, None)
+                while (batch := self._reading(read)) is not None:
+                    values = [_values(batch.column(name)[start:]) for name in columns]
+                    for row in zip(*values, strict=True):
+                        yield dict(zip(columns, row, strict=True))
+                    start = max(0, start - batch.num_rows)
 
     def _open(self) -> Any:
         return self._reading(

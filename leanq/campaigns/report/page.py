@@ -1,5 +1,4 @@
-"""Renders a report as one HTML page that works offline: tables that sort, and a figure of
-pass@k."""
+"""Renders a report as one HTML page that works offline: tables, and a figure of pass@k."""
 
 from __future__ import annotations
 
@@ -18,51 +17,30 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #2b2f33; }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid #e3e6e9; }
-th { cursor: pointer; white-space: nowrap; }
+th { white-space: nowrap; }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 h2 { font-size: 1.1rem; margin-top: 2rem; }
 svg text { font: 12px system-ui, sans-serif; fill: #2b2f33; }
 svg g.point:hover circle { r: 7; }
-#told { min-height: 1.5em; }
-"""
-
-_SCRIPT = """
-for (const head of document.querySelectorAll("th")) head.addEventListener("click", () => {
-  const place = head.cellIndex, body = head.closest("table").tBodies[0];
-  const down = head.dataset.down = head.dataset.down === "1" ? "" : "1";
-  const value = row => row.cells[place].textContent;
-  const number = text => parseFloat(text.replaceAll(",", ""));
-  const compare = (a, b) => isNaN(number(value(a))) || isNaN(number(value(b)))
-    ? value(a).localeCompare(value(b)) : number(value(a)) - number(value(b));
-  body.append(...[...body.rows].sort((a, b) => down ? compare(a, b) : compare(b, a)));
-});
-for (const point of document.querySelectorAll("g.point")) {
-  const tell = () => {
-    document.getElementById("told").textContent = point.querySelector("title").textContent;
-  };
-  point.addEventListener("mouseenter", tell);
-  point.addEventListener("focus", tell);
-}
 """
 
 
 def page(
     title: str, intro: str, found: Report, before: Report | None, parts: Iterable[Section]
 ) -> str:
-    """Returns the page with its style and its program; nothing in a record can add markup."""
+    """Returns the page with its style; nothing in a record can add markup."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>{escape(intro)}</p>"]
     if found.passes:
         body.append(_plot(found.passes, before.passes if before else ()))
-        body.append('<p id="told" aria-live="polite"></p>')
     for part in parts:
         body += _section(part)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+        "style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
-        + f"\n<script>{_SCRIPT}</script>\n</body></html>\n"
+        + "\n</body></html>\n"
     )
 
 

@@ -24,13 +24,9 @@ def is_recorded(source: str) -> bool:
 
 
 def of_journals(source: str, skipped: Counter[str]) -> Iterator[rows.Row]:
-    """Yields the traces of a journal, or of all journals in a folder.
+    """Yields the traces of a journal, or of all journals in a folder; raises UsageError.
 
-    Args:
-        skipped: counts lines that cannot be read.
-
-    Raises:
-        UsageError: it cannot be read, or the folder has no journal.
+    ``skipped`` counts lines that cannot be read.
     """
     paths = [Path(source)]
     if os.path.isdir(source):

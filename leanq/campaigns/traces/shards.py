@@ -56,13 +56,16 @@ class Shards:
         except OSError as error:
             raise UsageError(f"{self._folder} cannot be written: {error.strerror}") from None
         try:
-            self._take_lock()
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in names:
                 if match := _SHARD.fullmatch(name):
                     self._next = max(self._next, int(match[1]) + 1)
                     self._there.update(map(bytes.fromhex, _hashes(self._folder / name)))
-        except BaseException:
+        except BaseException as error:
             self._lock.close()
+            if isinstance(error, BlockingIOError):
+                text = f"{self._folder} is being written by another export"
+                raise UsageError(text) from None
             raise
         return self
 
@@ -89,12 +92,6 @@ class Shards:
             self._there.add(key)
             self.written += 1
             yield row
-
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{self._folder} is being written by another export") from None
 
 
 def _hashes(path: Path) -> Iterator[str]:

@@ -21,15 +21,10 @@ _AS_QUOTED_PRINTABLE = bytes.maketrans(b"+%", b" =")
 async def read_form(
     request: Request, longest: int, note: Callable[[int], None] = lambda _: None
 ) -> dict[str, str]:
-    """Returns the fields of a form; of fields with one name, the first.
+    """Returns the fields of a form of at most ``longest`` bytes; of equal names, the first.
 
-    Args:
-        longest: the most bytes of the form.
-        note: called with the size of each part of the body, before the next one is read.
-
-    Raises:
-        TooLargeError: the form is longer.
-        HTTPException: 422, it is malformed.
+    ``note`` is called with the size of each part of the body, before the next one is read. Raises
+    TooLargeError, and HTTPException (422) if the form is malformed.
     """
     body = bytearray()
     async for part in request.stream():

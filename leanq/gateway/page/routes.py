@@ -249,12 +249,8 @@ class Page:
                     await self._stopping.wait()
 
     async def form(self, request: Request, key: Key) -> dict[str, str]:
-        """Reads the fields of a form that came with a key.
-
-        Raises:
-            TooLargeError: the form is larger than the key allows.
-            HTTPException: 429, the tenant's bodies take too much memory; 422, it is malformed.
-        """
+        """Reads the fields of a form that came with a key; raises as :func:`.read_form`, and
+        HTTPException (429) if the tenant's bodies take too much memory."""
         with self.access.body(key) as note:
             form = await read_form(request, key.body_mb << 20, note)
         changed = {name: form[name][:_LONGEST_NAME] for name in _CHANGED if name in form}

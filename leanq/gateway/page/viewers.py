@@ -12,13 +12,8 @@ from leanq.gateway.pending import RequestName
 class Viewer:
     """A caller of the page. Two with equal fields see the same.
 
-    Attributes:
-        tenant: the tenant of its requests.
-        environments: the environments that it may see; empty for all.
-        sees_fleet: True if it sees the names and figures of all tenants, not its own alone.
-        submits: True if it may submit, withdraw, retry and drop its own requests.
-        watches: True if it may see the fleet's status.
-        operates: True if it may see and change other tenants' work.
+    Without ``sees_fleet`` it sees the names and figures of its own tenant alone. One that
+    ``operates`` sees and changes other tenants' work. Empty ``environments`` are all.
     """
 
     tenant: str
