@@ -179,13 +179,7 @@ class AsyncCampaignsClient:
 
 
 class OverRedis:
-    """The campaigns in RQ's Redis.
-
-    Args:
-        clusters: the client's. RQ uses the first if it is the only one, unless LEANQ_RQ_URL names a
-            Redis.
-        tenant: the client's.
-    """
+    """The campaigns in RQ's Redis: LEANQ_RQ_URL, or the client's if it has one cluster alone."""
 
     def __init__(self, clusters: Iterable[Settings], tenant: str) -> None:
         self._clusters = tuple(clusters)
@@ -232,12 +226,10 @@ class OverRedis:
             return results_of(campaigns.show(id_))
 
     def _campaigns(self) -> AbstractContextManager[Campaigns]:
-        return submitted_campaigns(rq_url(self._only), self._clusters[0].prefix)
-
-    def _only(self) -> str:
-        if len(self._clusters) > 1:
+        first, *others = self._clusters
+        if others and not os.environ.get("LEANQ_RQ_URL"):
             raise UsageError(NO_CLUSTER)
-        return self._clusters[0].url
+        return submitted_campaigns(rq_url(lambda: first.url), first.prefix)
 
 
 class OverHttp:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 from leanq.campaigns.dataset import BadRow, Dataset, Row
 from leanq.campaigns.journal import Cursor, Journal
+from leanq.campaigns.report.outcomes import one_line
 from leanq.campaigns.results import cancelled, of_error, of_reply
 from leanq.client import AsyncLeanQClient
 from leanq.errors import (
@@ -34,7 +35,7 @@ from leanq.producer.request_builder import (
     Check,
     RequestBuilder,
 )
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reason, Reply
 from leanq.queue.settings import Settings
 
 Command = Literal["run", "pause", "cancel"]
@@ -47,7 +48,7 @@ _MAX_IN_FLIGHT_BYTES = 64 << 20
 # If so many coordinators in a row die without a record, the campaign itself kills them.
 _MAX_FRUITLESS_STARTS = 20
 # If most texts end with one of these reasons, the environment is to blame.
-_ENVIRONMENT_REASONS = frozenset({"unknown_import", "judge_unavailable"})
+_ENVIRONMENT_REASONS: tuple[Reason, ...] = ("unknown_import", "judge_unavailable")
 _FIRST_REPLIES = 50
 _MESSAGE_CHARS = 200
 
@@ -127,37 +128,31 @@ class _WrongEnvironment:
     def __init__(self, env: str, warn: Callable[[str], None]) -> None:
         self._env = env
         self._warn = warn
-        self._count = 0
-        self._reasons: Counter[str] = Counter()
-        self._messages: dict[str, str] = {}
+        self._first: list[Reply] = []
 
     def add(self, reply: Reply) -> None:
-        """Counts a reply, and warns with the last of the first replies."""
-        if self._count == _FIRST_REPLIES:
-            return
-        self._count += 1
-        if reply.reason in _ENVIRONMENT_REASONS:
-            self._reasons[reply.reason] += 1
-            first = reply.messages[0].text if reply.messages else ""
-            self._messages.setdefault(reply.reason, " ".join(first.split()))
-        if self._count == _FIRST_REPLIES:
-            self._warn_of_most()
+        """Notes a reply, and warns with the last of the first replies."""
+        if len(self._first) < _FIRST_REPLIES:
+            self._first.append(reply)
+            if len(self._first) == _FIRST_REPLIES:
+                self._warn_of_most()
 
     def end(self) -> None:
         """Warns at the end of a campaign that had fewer replies than that."""
-        if self._count < _FIRST_REPLIES:
+        if len(self._first) < _FIRST_REPLIES:
             self._warn_of_most()
 
     def _warn_of_most(self) -> None:
-        for reason, count in self._reasons.most_common(1):
-            if 2 * count > self._count:
-                message = self._messages[reason]
-                if len(message) > _MESSAGE_CHARS:
-                    message = message[:_MESSAGE_CHARS] + "…"
+        reasons = Counter(each.reason for each in self._first)
+        for reason in _ENVIRONMENT_REASONS:
+            if 2 * reasons[reason] > len(self._first):
+                replies = (each for each in self._first if each.reason == reason)
+                texts = (message.text for each in replies for message in each.messages[:1])
+                message = one_line(" ".join(next(texts, "").split()), _MESSAGE_CHARS)
                 self._warn(
-                    f"{count:,} of the first {self._count:,} results have the reason {reason} in "
-                    f"the environment {self._env!r}{': ' if message else ''}{message}; "
-                    "is it the environment that the data is written for?"
+                    f"{reasons[reason]:,} of the first {len(self._first):,} results have the "
+                    f"reason {reason} in the environment {self._env!r}{': ' if message else ''}"
+                    f"{message}; is it the environment that the data is written for?"
                 )
 
 

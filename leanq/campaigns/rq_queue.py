@@ -187,8 +187,7 @@ class Campaigns:
     def submit_once(self, campaign: Campaign, id_: str, digest: str) -> bool:
         """Submits a campaign with this id, to start now; returns False if RQ knows one already.
 
-        Args:
-            digest: of what was asked for; the campaign's status keeps it.
+        ``digest`` is of what was asked for; the campaign's status keeps it.
         """
         how = _job_options(campaign, id_)
         if not self._connection.exists(Job.key_for(id_)):

@@ -70,15 +70,8 @@ def folder_of(folder: Path, tenant: str) -> Path:
 
 
 def write_campaign(folder: Path, rows: bytes, plan: Plan) -> Campaign:
-    """Writes rows, JSON lines, into a folder, and makes the folder if it is missing.
-
-    Returns:
-        The campaign over them; its results go beside them.
-
-    Raises:
-        UsageError: the rows cannot be used; none of them is left in the folder.
-        OSError: they cannot be written.
-    """
+    """Writes rows, JSON lines, into a folder, which is made if it is missing; returns the campaign
+    over them. Raises OSError, and UsageError for rows that cannot be used, which are removed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = folder / f"{secrets.token_hex(8)}.jsonl"
     data.write_bytes(rows)
@@ -100,7 +93,8 @@ def submit_rows(
     *,
     check_room: Callable[[Path], None] = lambda _: None,
 ) -> tuple[CampaignStatus, bool]:
-    """Writes rows to their tenant's folder, and submits the campaign over them.
+    """Writes rows to their tenant's folder, and submits the campaign over them; returns it, and
+    whether this call submitted it.
 
     Args:
         folder: the folder for all tenants' rows.
@@ -108,13 +102,9 @@ def submit_rows(
             the campaign is submitted once.
         check_room: gets the tenant's folder before anything is written; may raise.
 
-    Returns:
-        The campaign, and whether this call submitted it.
-
     Raises:
-        UsageError: as :func:`write_campaign`; InvalidRequestError: a malformed request id.
+        UsageError, OSError: as :func:`write_campaign`.
         ConflictError: other rows or options came with that request id.
-        OSError: the rows cannot be written.
     """
     own = folder_of(folder, plan.options["tenant"])
     if request_id is None:

@@ -62,13 +62,9 @@ class Bounds:
     def bounded(self, data: bytes, check_number: Callable[[int], None] = lambda _: None) -> bytes:
         """Returns a body with the same known fields that is cheap for Pydantic to read.
 
-        Args:
-            check_number: called with the number of items in a large body; raises if there are too
-                many.
-
-        Raises:
-            RequestValidationError: the body exceeds the bounds, or has an unknown field where that
-                is refused. Other faults of small bodies are left to Pydantic.
+        ``check_number`` is called with the number of items in a large body; it may raise. Raises
+        RequestValidationError for a body beyond the bounds. Other faults of small bodies are left
+        to Pydantic.
         """
         is_small = len(data) <= _SMALL_BYTES
         if is_small and not self._is_closed:

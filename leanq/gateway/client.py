@@ -189,12 +189,9 @@ class GatewayClient(AsyncLeanQClient):
         return pending
 
     async def peek(self, tenant: str, name: str) -> Reply | None:
-        """Returns the reply of a request that has ended, or None.
+        """Returns the reply of a request that has ended, or raises its error; None before.
 
-        A look does not prolong the wait of other clients.
-
-        Raises:
-            LeanQError: the error that it ended with; LostError if there is no such request.
+        A look does not prolong the wait of other clients. Raises LostError for an unknown request.
         """
         made = RequestName.of(tenant, name)
         if made in self._pending:
@@ -238,13 +235,10 @@ class GatewayClient(AsyncLeanQClient):
                 await asyncio.sleep(error.retry_after_s)
 
     async def withdraw(self, tenant: str, name: str) -> Reply:
-        """Withdraws a request. Returns ``cancelled``, or its reply if that came first.
+        """Withdraws a request; returns ``cancelled``, or its reply or error if that came first.
 
         A withdrawal may overtake its request at another gateway, so it waits two seconds for the
-        request.
-
-        Raises:
-            LeanQError: the error that it ended with; LostError if no such request came.
+        request before it raises LostError.
         """
         give_up_s = time.monotonic() + _ON_ITS_WAY_S
         while True:
@@ -267,9 +261,7 @@ class GatewayClient(AsyncLeanQClient):
     async def environments_of(self, state: str) -> frozenset[str]:
         """Returns the environments of a state that workers offer now, or offered a second ago.
 
-        Raises:
-            UnknownStateError: no cluster knows the state.
-            UnavailableError: a server does not answer.
+        Raises UnknownStateError if no cluster knows the state, and UnavailableError.
         """
         fingerprint = self._fingerprints.get(state)
         for shards in () if fingerprint else self._clusters_shards:

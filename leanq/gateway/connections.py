@@ -52,11 +52,8 @@ class Ending(asyncio.Event):
 async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
     """Returns the result of ``work``; cancels it if the client goes away or the gateway ends.
 
-    Call it when the request's body has been read.
-
-    Raises:
-        ClientGoneError: the client has gone.
-        HTTPException: 503, the gateway ends.
+    Call it when the request's body has been read. Raises ClientGoneError, and HTTPException
+    (503) if the gateway ends.
     """
     task = asyncio.current_task()
     assert task

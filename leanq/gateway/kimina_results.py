@@ -43,9 +43,7 @@ _ENDED: Mapping[Verdict | None, str] = {
 def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -> dict[str, Any]:
     """Returns ``response`` or ``error`` of one text, ``time`` in seconds, and leanq's additions.
 
-    Args:
-        timeout_s: the caller's budget.
-        debug: True if the caller wants diagnostics; timeouts always have them.
+    ``debug``: the caller wants diagnostics; timeouts always have them.
     """
     if isinstance(end, LeanQError):
         return {"time": 0.0, "error": _without_timeout(str(end))}

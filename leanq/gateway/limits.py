@@ -137,10 +137,8 @@ class Connections:
     ) -> Iterator[Connection | None]:
         """Counts a key's request while it is under way; ``streams``: its body is read bit by bit.
 
-        Yields its connection, if this gateway serves one.
-
-        Raises:
-            HTTPException: 429, the key has too many under way.
+        Yields its connection, if this gateway serves one. Raises HTTPException (429) if the key has
+        too many under way.
         """
         if self._under_way[key.name] >= self._share:
             count("leanq_http_refusals_total", "connections")

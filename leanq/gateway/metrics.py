@@ -69,11 +69,8 @@ class GatewayMetrics:
 class Called:
     """An HTTP request that asks for work, and its ``traceparent``.
 
-    All that its task asks of the queue belongs to its trace. Without a tracer it passes the
-    caller's trace context on.
-
-    Attributes:
-        trace_id: the id of its trace, if that is sampled; else "".
+    All that its task asks of the queue belongs to its trace, whose id is ``trace_id`` if it is
+    sampled. Without a tracer it passes the caller's trace context on.
     """
 
     __slots__ = ("_span", "_token", "_tracer", "trace_id")

@@ -88,14 +88,8 @@ def details_of(error: ValidationError) -> list[Any]:
 
 
 class Direct:
-    """An application, with a short way to the operations of a router that it includes.
-
-    Args:
-        app: the next ASGI application, which takes all other requests.
-        owner: the application that includes the router.
-        prefix: its path.
-        refuse: makes the answer to a request that ends with an error.
-    """
+    """An application, with a short way to the operations of a router that ``owner`` includes below
+    ``prefix``. ``refuse`` makes the answer to a request that ends with an error."""
 
     def __init__(
         self,

@@ -72,13 +72,9 @@ async def options_of_state(
     """Returns the options of a request about a state, which runs in its environment by default.
 
     An alias stands for that environment too, wherever it has moved since. If the key allows some
-    environments only, the state must be of one of them. Another key of the tenant may have made it,
-    and a worker exports any state on request.
-
-    Raises:
-        HTTPException: the key may not use the named or the state's environment.
-        UnknownStateError: the queue does not know the state; checked for limited keys only.
-        UnavailableError: the queue does not answer.
+    environments only, the state must be of one of them: another key of the tenant may have made
+    it, and a worker exports any state on request. Raises HTTPException (403) for others,
+    UnknownStateError for unknown states of such keys, and UnavailableError.
     """
     options = InEnvironment(tenant=key.tenant)
     if environment is not None:

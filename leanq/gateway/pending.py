@@ -78,13 +78,8 @@ def _hash(text: str, size: int) -> bytes:
 class Pending:
     """A request that this gateway waits for.
 
-    Args:
-        prepared: the request; None if only its name is known. Its text is kept once, as packed.
-        left: called with this once it has ended.
-
-    Attributes:
-        name: its name for its tenant.
-        end: the reply or the error that it ended with; None before.
+    Without ``prepared`` only its name is known; its text is kept once, as packed. ``left`` is
+    called once it has ended. ``end`` is the reply or the error that it ended with, None before.
     """
 
     __slots__ = (

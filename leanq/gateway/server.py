@@ -318,11 +318,7 @@ def is_loopback(host: str) -> bool:
 
 
 class GatewayServer:
-    """The application on a socket.
-
-    Args:
-        grace_s: how long requests under way may go on after :meth:`stop`.
-    """
+    """The application on a socket. After :meth:`stop`, requests go on for at most ``grace_s``."""
 
     def __init__(self, app: FastAPI, listener: socket.socket, *, grace_s: float) -> None:
         self._app = app

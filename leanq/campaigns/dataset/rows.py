@@ -18,10 +18,8 @@ _ENDS_ROWS = 1000
 class RowsDataset(Dataset):
     """Rows in memory, or in mapped Arrow files. Positions count rows.
 
-    Args:
-        rows: a ``datasets.Dataset``, an Arrow table, or a sequence of mappings.
-        fields: what their fields mean; recognised by the first rows unless given.
-        path: a name for messages.
+    ``rows`` is a ``datasets.Dataset``, an Arrow table, or a sequence of mappings. Their first rows
+    tell ``fields`` unless given; ``path`` is a name for messages.
     """
 
     def __init__(

@@ -21,13 +21,8 @@ def of_campaign(
 ) -> Iterator[rows.Row]:
     """Yields the traces of the campaign that wrote ``results``, in the order of its data.
 
-    Args:
-        data: the data set's path, if it was moved; or the data set, if it is no file.
-        skipped: counts records without a verdict.
-
-    Raises:
-        UsageError: results or data cannot be read, no campaign is known for the results, or the
-            data is not what was checked.
+    Raises UsageError: results or data cannot be read, no campaign is known for the results, or
+    the data is not what was checked. ``skipped`` counts records without a verdict.
     """
     campaign = Campaign.of_results(results)
     if data is None or isinstance(data, str):

@@ -32,11 +32,7 @@ _MOST_CHANGES = 100
 
 
 class CampaignBoard:
-    """The campaigns in RQ's Redis.
-
-    Args:
-        settings: those of the queue; RQ uses its Redis unless ``url`` names another.
-    """
+    """The campaigns in RQ's Redis: the queue's, unless ``url`` names another."""
 
     def __init__(self, settings: Settings, url: str | None) -> None:
         self._prefix = settings.prefix

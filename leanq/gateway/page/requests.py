@@ -44,12 +44,8 @@ _SEVERITIES = {"error": 0, "warning": 1, "information": 2}
 class Found:
     """A request as the queue has it.
 
-    Attributes:
-        owned: True if it belongs to the viewer's own tenant, who can use its states.
-        request: the request; None if its text is no longer kept.
-        unread: why the request or its reply cannot be read; "" otherwise.
-        timeline: where its time went, if that is known.
-        environment: the environment as its caller named it; "" unless its text is kept.
+    ``owned``: it is of the viewer's own tenant, who can use its states. ``request`` is None, and
+    ``environment`` "", once its text is no longer kept. ``unread`` says why it cannot be read.
     """
 
     request_id: str
@@ -194,12 +190,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A text with messages at their places.
-
-    Attributes:
-        elsewhere: messages at none of the lines shown.
-        cut_lines, cut_messages: the numbers left out.
-    """
+    """A text with messages at their places: ``elsewhere`` those at none of the lines shown, and
+    how many lines and messages were cut."""
 
     lines: Sequence[Line]
     elsewhere: Sequence[Message]

@@ -239,17 +239,12 @@ def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
         rows.append(
             {
                 "name": name,
+                "stats": stats,
                 "lean": lean_of(about),
                 "fingerprints": sorted(stats.fingerprints) or [str(about.get("fingerprint") or "")],
-                "waiting": stats.waiting + stats.quarantined,
-                "held": stats.held,
                 "paused": f"e:{name}" in status.paused,
-                "oldest_s": stats.oldest_s if stats.due else None,
                 "in_per_s": _per_s(minute[name].submitted, rate_s),
                 "out_per_s": _per_s(minute[name].finished.total(), rate_s),
-                "running": round(stats.running),
-                "slots": round(stats.slots),
-                "workers": round(stats.workers),
                 "p50_s": quantile_s(took, 0.5),
                 "p99_s": quantile_s(took, 0.99),
             }

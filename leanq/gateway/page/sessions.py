@@ -23,11 +23,7 @@ _COOKIE = "leanq-session"
 
 
 class Sessions:
-    """Finds the caller of the page.
-
-    Args:
-        clock: seconds since 1970.
-    """
+    """Finds the caller of the page. ``clock`` tells seconds since 1970."""
 
     def __init__(self, access: Access, clock: Callable[[], float] = time.time) -> None:
         self._access = access
