@@ -46,8 +46,6 @@ class Campaign:
     Attributes:
         data: path of a JSONL or Parquet file, or of a folder of .lean files.
         out: path of the results.
-        fields: the names of the data set's fields.
-        plan: how its rows are checked.
         replay: a replay memory that also gets the replies.
     """
 

@@ -55,15 +55,12 @@ _MESSAGE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a campaign's rows are checked.
+    """How a campaign's rows are checked; raises UsageError for invalid options.
 
     Attributes:
         options: those of each check, as in :class:`~leanq.producer.request_builder.Check`.
         window: requests in flight at a time.
         first_success: whether a problem's other attempts are cancelled at its first success.
-
-    Raises:
-        UsageError: invalid options.
     """
 
     options: Check = field(default_factory=Check)

@@ -15,10 +15,8 @@ from leanq.errors import UsageError
 def replacing(path: str) -> Iterator[BinaryIO]:
     """Yields a stream for a new file that replaces ``path`` once it is complete and durable.
 
-    Only one process may write to ``path`` at a time.
-
-    Raises:
-        UsageError: it cannot be written; the old file is unchanged.
+    Only one process may write to ``path`` at a time. Raises UsageError; the old file is then
+    unchanged.
     """
     # Beside the file that a link leads to: a rename is atomic only within one disk.
     target = os.path.realpath(path)

@@ -224,12 +224,9 @@ class Journal:
             raise _cannot_write(self._part_path, error) from None
 
     def finish(self) -> None:
-        """Writes the results in the order of the data, and removes the journal.
+        """Writes the results in the order of the data, and removes the journal; raises UsageError.
 
         Call it once everything is committed. If it is interrupted, the next coordinator repeats it.
-
-        Raises:
-            UsageError: the results cannot be written.
         """
         try:
             write_results(self.out, self._records())

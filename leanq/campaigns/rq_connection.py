@@ -24,9 +24,7 @@ NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 def submitted_campaigns(url: str, prefix: str) -> Iterator[Campaigns]:
     """Yields the campaigns in RQ's Redis at ``url``, of the leanq with this LEANQ_PREFIX.
 
-    Raises:
-        UsageError: RQ is not installed, or cannot use that Redis.
-        UnavailableError: it does not answer.
+    Raises UsageError without RQ or for a Redis that it cannot use, and UnavailableError.
     """
     require_rq()
     from leanq.campaigns.rq_queue import Campaigns

@@ -147,14 +147,10 @@ class CampaignStatus(SubmittedCampaign):
 
 
 class Campaigns:
-    """The campaigns that were submitted to RQ.
+    """The campaigns that were submitted to RQ by the leanq with this LEANQ_PREFIX.
 
     Methods raise UsageError for an unknown campaign or one whose state does not allow the call, and
     redis.RedisError if RQ's server does not answer.
-
-    Args:
-        connection: RQ's Redis.
-        prefix: LEANQ_PREFIX, which keeps several leanqs apart in one Redis.
     """
 
     def __init__(self, connection: redis.Redis, prefix: str) -> None:

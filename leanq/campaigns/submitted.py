@@ -159,8 +159,7 @@ def _digest(rows: bytes, plan: Plan) -> str:
 def changed(campaigns: Campaigns, id_: str, how: Change) -> CampaignStatus:
     """Changes a campaign, and returns it; cancelling an ended one does nothing.
 
-    Raises:
-        UsageError: there is no such campaign, or its state does not allow the change.
+    Raises UsageError for an unknown campaign, or one whose state does not allow the change.
     """
     if not (how == "cancel" and campaigns.show(id_).ended):
         getattr(campaigns, how)(id_)

@@ -35,12 +35,8 @@ _RETRY_AFTER_S = 1.0
 
 
 class Access:
-    """The gateway's rules of who may do what.
-
-    Args:
-        keys: the known keys; None if every caller is this machine's user.
-        environment: the default for keys that name no environment.
-    """
+    """The gateway's rules of who may do what. Without ``keys`` every caller is this machine's user;
+    ``environment`` is the default of keys that name none."""
 
     def __init__(
         self,

@@ -44,11 +44,7 @@ def make_app(
 ) -> FastAPI:
     """Returns the application in front of the queue of ``lean``, an open client.
 
-    Others may use the client too.
-
     Args:
-        access: who may call.
-        campaigns: the campaigns of callers, if it takes any.
         hostnames: the names by which clients reach it, besides loopback's; ``*`` allows any.
         rq_url: the Redis of campaigns, if it is not the queue's.
 

@@ -57,15 +57,10 @@ class TenantCampaigns:
     def start(
         self, key: Key, rows: bytes, options: Check, request_id: str | None, *, first_success: bool
     ) -> tuple[CampaignStatus, bool]:
-        """Submits a campaign over rows, unless this ``request_id`` already did.
+        """Submits a campaign over rows, unless this ``request_id`` already did; returns it, and
+        True if it is new.
 
-        Returns:
-            The campaign, and True if it is new.
-
-        Raises:
-            ConflictError: the ``request_id`` came before with other rows or options.
-            UsageError: there are no rows, or the options are wrong.
-            HTTPException: 413, the tenant's files together are too large.
+        Raises as :func:`submit_rows`, and HTTPException (413): the tenant's files are too large.
         """
         plan = Plan(
             {**options, "tenant": key.tenant},

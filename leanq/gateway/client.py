@@ -52,8 +52,6 @@ _LOOK_EVERY_S = 0.5
 class GatewayClient(AsyncLeanQClient):
     """An asyncio client with requests of many tenants, which may outlive their callers.
 
-    Its arguments are those of :class:`leanq.LeanQClient`.
-
     Attributes:
         queues: all shards of all clusters, for looks that read no replies.
         recent: its latest requests.

@@ -36,8 +36,7 @@ class _Sent(NamedTuple):
 class Group:
     """Requests of a tenant. A request that meets a full queue is sent again until there is room.
 
-    Args:
-        told: called once for each request, with its number, its name and its end.
+    ``told`` is called once for each request, with its number, its name and its end.
     """
 
     def __init__(

@@ -145,12 +145,10 @@ class Measured:
 
 
 class Readiness:
-    """Tells load balancers if this gateway takes requests.
+    """Tells load balancers if this gateway takes requests; not once it is ``ending``.
 
-    Attributes:
-        ending: True once it was told to end.
-        late_s: how late :meth:`watch` woke, in seconds, all times together. Requests wait as long
-            for their turns in the loop.
+    ``late_s``: how late :meth:`watch` woke, in seconds, all times together. Requests wait as long
+    for their turns in the loop.
     """
 
     def __init__(self, lean: GatewayClient) -> None:

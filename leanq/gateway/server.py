@@ -67,10 +67,7 @@ class _Buffer(ReceiveBuffer):
 class _Connection(h11.Connection):
     """h11's connection, but it refuses what costs the loop too much: long heads, tiny chunks.
 
-    A chunk takes some 30 µs.
-
-    Attributes:
-        fault: what the caller is told about a refused request; None for what is no HTTP.
+    A chunk takes some 30 µs. ``fault`` is what the caller is told; None for what is no HTTP.
     """
 
     def __init__(self) -> None:

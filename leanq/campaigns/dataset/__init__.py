@@ -48,10 +48,8 @@ _JSONL = (".jsonl", ".ndjson", ".json")
 def open_dataset(path: str, fields: Fields) -> Dataset:
     """Opens the data set at ``path``: a folder, or a file whose suffix names its kind.
 
-    Raises:
-        UsageError: the path leads to nothing, to another kind of file, or to an unreadable file. A
-            Parquet file lacks a named column, or pyarrow is missing. A folder has no ``.lean``
-            files.
+    Raises UsageError: no such data set, or it cannot be read; a Parquet file lacks a named column,
+    or pyarrow is missing; a folder has no ``.lean`` files.
     """
     if path == "-":
         raise UsageError("a data set cannot be read from standard input, as it may be read again")

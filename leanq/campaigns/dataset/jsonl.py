@@ -23,8 +23,7 @@ _END_BYTES = 1 << 16
 class JsonlDataset(Dataset):
     """A JSONL file: UTF-8, with or without a byte order mark. Positions are offsets in bytes.
 
-    Raises:
-        UsageError: the file cannot be read, or is a JSON array.
+    Raises UsageError for a JSON array.
     """
 
     def __init__(self, path: str, fields: Fields) -> None:

@@ -20,15 +20,7 @@ _BUFFER_BYTES = 1 << 18
 
 
 class ParquetFile:
-    """A Parquet file, read by rows.
-
-    Attributes:
-        columns: the names of its columns.
-        count: the number of its rows.
-
-    Raises:
-        UsageError: pyarrow is missing, or the file cannot be read.
-    """
+    """A Parquet file, read by rows; raises UsageError, also without pyarrow."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -41,8 +33,7 @@ class ParquetFile:
     def records(self, columns: Sequence[str], start: int = 0) -> Iterator[dict[str, Any]]:
         """Yields the rows from number ``start`` (from 0) on, with these columns alone.
 
-        Raises:
-            UsageError: the file cannot be read, or does not have exactly one column of each name.
+        Raises UsageError unless there is exactly one column of each name.
         """
         if absent := next((name for name in columns if self.columns.count(name) != 1), None):
             found = ", ".join(map(repr, self.columns))
@@ -91,11 +82,7 @@ class ParquetFile:
 
 
 class ParquetDataset(Dataset):
-    """A data set in a Parquet file. Positions count rows.
-
-    Raises:
-        UsageError: pyarrow is missing, the file cannot be read, or it lacks a column.
-    """
+    """A data set in a Parquet file. Positions count rows. Raises UsageError."""
 
     def __init__(self, path: str, fields: Fields) -> None:
         self.path, self.fields = path, fields

@@ -158,8 +158,7 @@ class Dataset(ABC):
     def check_fields(self) -> None:
         """Reads the first rows, to find a wrong field name before anything is checked.
 
-        Raises:
-            UsageError: none of the first rows has one of the required fields.
+        Raises UsageError if none of them has one of the required fields.
         """
         found: Counter[str] = Counter()
         count = 0
@@ -183,11 +182,9 @@ class Dataset(ABC):
                 yield found
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        """Yields the rows from ``line`` on, which begins at ``start``. To resume after a row, pass
-        ``row.line + 1`` (even if a blank line follows) and ``row.next``.
+        """Yields the rows from ``line`` on, which begins at ``start``; raises UsageError.
 
-        Raises:
-            UsageError: the data can no longer be read.
+        To resume after a row, pass ``row.line + 1``, even before a blank line, and ``row.next``.
         """
         for number, following, found in self._records(line, start):
             if isinstance(found, UnfitError):

@@ -24,12 +24,9 @@ _TAGS = ("tags", "tag", "split", "source")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A kind of problem set: the names that its fields can have.
+    """A kind of problem set: the names that its field with the statement can have.
 
-    Attributes:
-        name: the value of ``--shape``.
-        statements: names that the field with the statement can have.
-        marks: fields of which at least one stands beside it, if any are given.
+    ``marks``: fields of which at least one stands beside it, if any are given.
     """
 
     name: str

@@ -27,17 +27,10 @@ _LOCK = ".traces.lock"
 
 class Shards:
     """The traces in ``folder``, which is made if it is missing; a context manager, for one process
-    at a time.
+    at a time. It takes about 100 bytes of memory for each trace in the folder.
 
-    It takes about 100 bytes of memory for each trace in the folder.
-
-    Attributes:
-        written: how many rows were added; ``shards``: how many shards.
-        known: how many rows were left out as already there.
-
-    Raises:
-        UsageError: on entering: pyarrow is missing, the folder cannot be written, another process
-            writes to it, or its files are no traces.
+    ``known`` counts rows that were left out as already there. Entering raises UsageError: pyarrow
+    is missing, the folder cannot be written, or its files are no traces.
     """
 
     def __init__(self, folder: str, rows_per_shard: int) -> None:
