@@ -1,5 +1,5 @@
-"""What callers of the page change: they send texts and withdraw them, retry and drop dead letters,
-pause, and set weights.
+"""The changes that callers of the page make: they send texts and withdraw them, retry and drop dead
+letters, pause, and set weights.
 
 Each change is a handler, which raises HTTPException (403) if the viewer may not make it.
 """
