@@ -87,7 +87,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a coordinator found of the work of earlier ones. Its text says so to users.
+    """The work of earlier coordinators, as a new one finds it. Its text says so to users.
 
     ``left_s``: seconds that the other rows take at the pace so far; ``None`` if unknown.
     """
