@@ -86,7 +86,6 @@ def make_app(
     app.include_router(kimina.operations)
     app.include_router(kimina.router)
     app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")
-    app.mount("/v1", inner)
     page = routes.Page(lean, access, connections, stopping, rq_url).app()
     app.mount(routes.BELOW.rstrip("/"), page)
 

@@ -88,8 +88,8 @@ def details_of(error: ValidationError) -> list[Any]:
 
 
 class Direct:
-    """An application, with a short way to the operations of a router that ``owner`` includes below
-    ``prefix``. ``refuse`` makes the answer to a request that ends with an error."""
+    """A short way to ``owner``, which has all paths below ``prefix`` if there is one, and to the
+    operations of a router of its own. ``refuse`` answers a request that ends with an error."""
 
     def __init__(
         self,
@@ -111,12 +111,14 @@ class Direct:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
+        is_below = self._prefix and scope["path"].startswith(f"{self._prefix}/")
+        if is_below:
+            scope["root_path"] = scope.get("root_path", "") + self._prefix
         if found is None:
-            await self._app(scope, receive, send)
+            await (self._owner if is_below else self._app)(scope, receive, send)
             return
         scope["route"], handle = found
         scope["app"] = self._owner
-        scope["root_path"] = scope.get("root_path", "") + self._prefix
         request = Request(scope, receive, send)
         try:
             response = await handle(request)
