@@ -111,7 +111,7 @@ class Direct:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
-        is_below = self._prefix and scope["path"].startswith(f"{self._prefix}/")
+        is_below = self._prefix and scope.get("path", "").startswith(f"{self._prefix}/")
         if is_below:
             scope["root_path"] = scope.get("root_path", "") + self._prefix
         if found is None:
