@@ -51,7 +51,6 @@ PARTS = {
     "gateway/page/texts.py": "server",
     "gateway/problems.py": "server",
     "gateway/server.py": "server",
-    "gateway/traces.py": "server",
     "gateway/v1.py": "server",
     "gateway/v1_models.py": "server",
     "trainers/mcp_server.py": "mcp",

@@ -335,17 +335,16 @@ def metrics_page(
 
 async def run_until_stopped(worker: Worker) -> None:
     """Runs the worker; SIGTERM and SIGINT drain it, and a second one does not wait."""
+    signals = 0
+
+    def stop() -> None:
+        nonlocal signals
+        signals += 1
+        worker.stop(None if signals == 1 else 0.0)
+
     loop = asyncio.get_running_loop()
-
-    def stop(grace_s: float | None) -> None:
-        worker.stop(grace_s)
-        handle(0.0)
-
-    def handle(grace_s: float | None) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, grace_s)
-
-    handle(None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
     # All imports stay. To walk through them takes 6 ms, in which nothing is answered.
     gc.collect()
     gc.freeze()

@@ -345,7 +345,7 @@ class Annotator(Expressions):
         if class_ != _DECIDABLE and class_ not in _FAMILIES and self._type(at, around) != required:
             return False
         if kind == shapes.BVAR:
-            level = self._level(head, around)
+            level = len(around) - 1 - (self._word(head, 1) >> 1)
             first, is_found = level + 1, around[level].is_instance
         else:
             name = self._constant(head)

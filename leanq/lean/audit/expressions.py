@@ -93,7 +93,7 @@ class Expressions:
             is_text = isinstance(self._kernel.literal(self._word(at, 1)), str)
             return _STRING if is_text else NATURAL
         if kind == shapes.BVAR:
-            level = self._level(at, around)
+            level = len(around) - 1 - (self._word(at, 1) >> 1)
             return without_mark(self._key(around[level].type_, level))
         if kind == shapes.CONST:
             return self._key(self._kernel.info(self._word(at, 1)).type_, 0)
@@ -164,7 +164,7 @@ class Expressions:
         variable."""
         kind = self._kind(head)
         if kind == shapes.BVAR:
-            level = self._level(head, around)
+            level = len(around) - 1 - (self._word(head, 1) >> 1)
             return self._telescope(around[level].type_, level)
         return self._of_constant(self._word(head, 1)) if kind == shapes.CONST else None
 
@@ -231,7 +231,7 @@ class Expressions:
         """Returns the parameters that follow from a type; ``depth`` are bound around it."""
         kind = self._kind(type_)
         if kind == shapes.BVAR:
-            return self._parameter(type_, depth)
+            return parameter(self._word(type_, 1) >> 1, depth)
         if kind in (shapes.FORALL, shapes.LAM):
             inner = self._rigid(self._word(type_, 3), depth + 1) - {depth}
             is_type = kind == shapes.FORALL
@@ -242,14 +242,10 @@ class Expressions:
         told = args if self._constant(head) else ()
         return set[int]().union(*(self._rigid(each, depth) for each in told))
 
-    def _parameter(self, variable: int, depth: int) -> set[int]:
-        index = self._word(variable, 1) >> 1
-        return {depth - 1 - index} if index < depth else set()
-
     def _mentioned(self, type_: int, depth: int) -> set[int]:
         """Returns the parameters that a type mentions."""
         if self._kind(type_) == shapes.BVAR:
-            return self._parameter(type_, depth)
+            return parameter(self._word(type_, 1) >> 1, depth)
         found = set[int]()
         for part, is_inside in self._parts(type_):
             below = self._mentioned(part, depth + is_inside)
@@ -327,10 +323,6 @@ class Expressions:
         is_instance = self._kind(at) != shapes.LET and self._binder(at) == INSTANCE
         return (*around, Local(self._word(at, 2), is_instance))
 
-    def _level(self, variable: int, around: Locals) -> int:
-        """Returns the place of a variable among those around it."""
-        return len(around) - 1 - (self._word(variable, 1) >> 1)
-
     def _binder(self, at: int) -> int:
         return self._kernel.byte(at, 3, 8)
 
@@ -355,6 +347,11 @@ class Expressions:
         self._left -= visits
         if self._left < 0:
             raise KernelLimitError("the statement is too large")
+
+
+def parameter(index: int, depth: int) -> set[int]:
+    """Returns which of so many parameters a variable is, if it is one of them."""
+    return {depth - 1 - index} if index < depth else set()
 
 
 def head_of(key: Any) -> Key:

@@ -41,7 +41,7 @@ from typing import Any
 from leanq.errors import AuditError
 from leanq.lean.audit import shapes
 from leanq.lean.audit.elaborator import Elaborator
-from leanq.lean.audit.image import ASTRAY, Image, Name, Raw
+from leanq.lean.audit.image import ASTRAY, BOXED_ZERO, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
     DisagreementError,
@@ -300,11 +300,13 @@ def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) 
     Its name alone does not tell: a program of the text's could have read it. It has to be a mere
     proposition, which proves nothing.
     """
-    return {
-        name
-        for name, raw in constants.items()
-        if name[-2:] == tuple(ending) and raw.kind == "axiom" and image.is_prop(raw.type_)
-    }
+    found = set()
+    for name, raw in constants.items():
+        if name[-2:] == tuple(ending) and raw.kind == "axiom":
+            at = image.index(raw.type_)
+            if image.words[at] >> 48 == shapes.SORT and image.words[at + 1] == BOXED_ZERO:
+                found.add(name)
+    return found
 
 
 def axioms_behind(kernel: Kernel, names: Collection[Name]) -> list[list[str]]:
