@@ -153,7 +153,8 @@ class Worker:
         Raises LoginError if the server refuses the password, and UnavailableError if it stays away.
         """
         give_up_at_s = time.monotonic() + self._timings.exit_when_away_s
-        for pause_s in backoff_s(random.Random(), *_REJOIN_S):
+        pauses_s = backoff_s(random.Random(), *_REJOIN_S)
+        while True:
             try:
                 await announce_shape(self._shard)
                 await self._join_all()
@@ -163,6 +164,7 @@ class Worker:
             except UnavailableError as error:
                 if time.monotonic() >= give_up_at_s:
                     raise
+                pause_s = next(pauses_s)
                 log.warning("not ready: %s; trying again in %.1f s", error, pause_s)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
@@ -171,7 +173,6 @@ class Worker:
                     return False
             else:
                 return True
-        raise AssertionError
 
     async def _join_all(self) -> None:
         joining = (consumer.membership.join() for consumer in self.consumers)

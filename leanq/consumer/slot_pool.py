@@ -18,7 +18,7 @@ from leanq.queue.settings import Settings
 # Claim ahead only if requests take less than this on average: beyond it a round trip hardly counts.
 _SHORT_S = 0.05
 _MAX_WAITING = 64
-# The weight of the newest value in an average. One wait of 0.25 s for a slot stops claiming
+# The weight of the newest value in an average. One wait for a slot that is given up stops claiming
 # ahead.
 _NEWEST_WEIGHT = 0.2
 # A request's attempts: a worker that is alone condemns the request that breaks it.
@@ -157,7 +157,7 @@ class SlotPool:
         count: int,
         changed: Callable[[], None],
         *,
-        pause_after_failure_s: float = 2.0,
+        pause_after_failure_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = SlotCounter(count)

@@ -64,7 +64,7 @@ def driver() -> Driver:
 
 @pytest.fixture
 def pool() -> SlotPool:
-    return SlotPool(SLOTS, lambda: None)
+    return SlotPool(SLOTS, lambda: None, pause_after_failure_s=2.0)
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_slots_are_counted_right_whatever_happens(steps: list[tuple[str, int]]) 
 
 async def counted(steps: list[tuple[str, int]]) -> None:
     """Each request has a lease of its own; those that a claim brings anew have another one."""
-    driver, pool = Driver(), SlotPool(3, lambda: None)
+    driver, pool = Driver(), SlotPool(3, lambda: None, pause_after_failure_s=2.0)
     held = HeldRequests("w", {"echo": driver}, pool, lambda: None, 60.0, 1000)
     ends = {b"%d" % number: asyncio.Event() for number in range(5)}
 

@@ -87,7 +87,7 @@ def test_a_breaker_pauses_after_a_failure_and_gives_up_after_several_in_a_row() 
 
 def test_a_pool_gives_each_consumer_its_part() -> None:
     changes: list[None] = []
-    pool = SlotPool(10, lambda: changes.append(None))
+    pool = SlotPool(10, lambda: changes.append(None), pause_after_failure_s=2.0)
     assert pool.share("a", ahead=False) == 10
     assert pool.share("b", ahead=False) == 0
     assert pool.share("a", ahead=False) == 5
@@ -115,7 +115,7 @@ def test_a_pool_gives_each_consumer_its_part() -> None:
     [(0.5, 0.1, 0), (0.01, 0.001, 10), (0.001, 0.0015, 20), (0.001, 1.0, 64), (0.0, 0.1, 0)],
 )
 def test_a_pool_claims_short_requests_ahead(run_s: float, call_s: float, ahead: int) -> None:
-    pool = SlotPool(10, lambda: None)
+    pool = SlotPool(10, lambda: None, pause_after_failure_s=2.0)
     pool.run_time.add(run_s)
     pool.call_time.add(call_s)
     assert pool.share("a", ahead=False) == 10
