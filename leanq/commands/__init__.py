@@ -1,2 +1,1 @@
-"""The commands of ``leanq``, each in a file of its name; ``options`` and ``common`` have shared
-parts."""
+"""The commands of ``leanq``, each in a file of its name or of its kind."""

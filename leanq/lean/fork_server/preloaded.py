@@ -16,10 +16,15 @@ A child can stop in the same way behind a whole prefix of texts to come
 (:meth:`Preloaded.stop_behind`). Its own children elaborate nothing but the rest of theirs. Lean
 parses the first command behind the prefix instead of the header, in the state after the prefix.
 
-A jump written over a function's first bytes catches it, and is removed again: Lean.Shell.shellMain,
-``Lean.Language.Lean.process``, IO.Process.exit, which ends a run of the command line, the
-environment for parsing headers, Lean's comparison of two headers, and the place of Lean's program,
-beside which it looks for its library; for prefixes also ``process.parseCmd``.
+A jump written over a function's first bytes catches it, and is removed again:
+
+- ``lean_shell_main(args, options)``: Lean.Shell.shellMain.
+- ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
+- ``lean_io_exit(code)``: IO.Process.exit, which ends a run of the command line.
+- ``l_Lean_mkEmptyEnvironment(trustLevel)``: the environment for parsing the header, made once.
+- ``l_Lean_Syntax_eqWithInfo(one, other)``: Lean's comparison of two headers, once for each text.
+- ``lean_io_app_path()``: the place of Lean's program, beside which it looks for its library.
+- ``…process_parseCmd(old?, parserState, cmdState, …)``: for prefixes alone, as it is private.
 
 Symbols are looked up in everything that is loaded, since official toolchains split Lean into
 several libraries. It works on x86-64 alone, and raises :class:`PreloadError` elsewhere.
