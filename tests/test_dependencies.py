@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -131,7 +132,11 @@ def without_extras(program: str) -> subprocess.CompletedProcess[str]:
     assert {"rq", "pyarrow", "lightkube", "fastapi"} <= blocked
     head = f"import sys\nsys.modules.update(dict.fromkeys({sorted(blocked)!r}))\n"
     command = (sys.executable, "-c", head + program)
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    # Variables of the tests' own would be warned of.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("LEANQ_")}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=100, env=environ
+    )
 
 
 @pytest.mark.slow
