@@ -152,8 +152,12 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
             return self._ended("rejected", str(error), 0.0)
         tactics = [*self._state.tactics[node], action.tactic]
         if reply.verdict == "accepted":
-            code, reply = await self._answer(
-                verified(self._lean, self._state.statement, tactics, self._options), timeout_s
+            code, reply = await verified(
+                self._lean,
+                self._state.statement,
+                tactics,
+                self._options,
+                lambda pending: self._answer(reply_of(pending), timeout_s),
             )
             self._done = reply.verdict == "accepted"
             if self._done:

@@ -420,15 +420,27 @@ async def opened(check: Pending) -> tuple[str, str]:
 
 
 async def verified(
-    lean: Prover, statement: str, tactics: Sequence[str], options: Check
+    lean: Prover,
+    statement: str,
+    tactics: Sequence[str],
+    options: Check,
+    answer: Callable[[Pending], Awaitable[Reply]] | None = None,
 ) -> tuple[str, Reply]:
     """Verifies a proof, since a step's word is only about its own hole; returns the text that was
-    verified last, and its reply."""
+    accepted, and its reply.
+
+    If none was, the first verdict that is not Lean's goes before Lean's: that text might have been
+    accepted. ``answer`` awaits each verification.
+    """
+    told: tuple[str, Reply] | None = None
     for code in proof_texts(statement, tactics):
-        reply = await reply_of(lean.verify(statement, code, **options))
-        if reply.verdict == "accepted" or reply.verdict not in LEAN_VERDICTS:
-            break
-    return code, reply
+        reply = await (answer or reply_of)(lean.verify(statement, code, **options))
+        if reply.verdict == "accepted":
+            return code, reply
+        if told is None or told[1].verdict in LEAN_VERDICTS:
+            told = code, reply
+    assert told
+    return told
 
 
 async def reply_of(pending: Pending) -> Reply:

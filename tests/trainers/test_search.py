@@ -14,6 +14,7 @@ from support.provers import QED, TableProver
 from leanq.client import LeanQClient
 from leanq.errors import DataError, UnavailableError, UsageError
 from leanq.local import Pool
+from leanq.queue.requests import Reply, Verdict
 from leanq.queue.settings import Settings
 from leanq.trainers.search import ProofSearch, Suggestion
 from leanq.trainers.strategies import Beam, BestFirst, MonteCarlo, SearchNode, Strategy
@@ -183,6 +184,29 @@ async def test_a_proof_that_is_not_accepted_is_none() -> None:
     found = await search.run(TableProver({("0", "a"): QED}, checks="unverified"))
     assert (found.ended, found.code) == ("exhausted", None)
     assert dict(found.progress.refused) == {"unverified": 1}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "ended", "refused"),
+    [
+        (("timeout", "accepted"), "proved", {}),
+        (("timeout", "rejected"), "exhausted", {"timeout": 1}),
+        (("rejected", "crashed"), "exhausted", {"crashed": 1}),
+    ],
+)
+async def test_a_text_without_a_verdict_of_leans_does_not_end_a_verification(
+    verdicts: tuple[Verdict, Verdict], ended: str, refused: dict[str, int]
+) -> None:
+    class Prover(TableProver):
+        async def verify(self, target: str | None, code: str, **_: object) -> Reply:
+            self.verified.append(code)
+            return Reply(verdicts[len(self.verified) - 1])
+
+    prover = Prover({("0", "a"): QED})
+    found = await ProofSearch(STATEMENT, everything).run(prover)
+    assert (found.ended, dict(found.progress.refused)) == (ended, refused)
+    assert len(prover.verified) == 2
+    assert found.code == (prover.verified[1] if ended == "proved" else None)
 
 
 async def test_time_is_a_budget_and_a_policys_own_timeout_is_not() -> None:
