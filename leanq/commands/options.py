@@ -72,11 +72,12 @@ class FiniteRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        number = math.nan
+        number: float | None = None
         with contextlib.suppress(click.BadParameter, ValueError):
             given = super().convert(value, param, ctx)
-            number = int(str(value)) if self._whole else given
-        if math.isnan(number):
+            if not math.isnan(given):
+                number = int(str(value)) if self._whole else given
+        if number is None:
             bounds = f"of at least {self.min:.10g}"
             if self.max is not None:
                 bounds = f"between {self.min:.10g} and {self.max:.10g}"

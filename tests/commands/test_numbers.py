@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from leanq.cli import cli
+from leanq.commands.options import WholeRange
 
 WRONG = ("5m", "4g", "1e99", "-1", "", "nan", "inf", "x", "0x10")
 # A duration has a unit, so 5m is one.
@@ -67,6 +68,10 @@ def test_a_weight_that_does_not_fit() -> None:
         done = CliRunner().invoke(cli, ["tenant", "weight", "--", "a", value])
         assert f"expected a number between 0.01 and 1000, got '{value}'" in done.output
         assert done.exit_code == 2
+
+
+def test_a_whole_number_may_be_larger_than_any_float() -> None:
+    assert WholeRange(1).convert("9" * 400, None, None) == 10**400 - 1
 
 
 def test_an_interval_of_no_time_is_none() -> None:
