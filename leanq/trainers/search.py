@@ -107,12 +107,12 @@ class _Saved(Struct):
     """All of a search that outlives its process; its counts are those of SearchProgress."""
 
     statement: str
-    nodes: list[SearchNode] = []
-    steps: int = 0
-    expanded: int = 0
-    elapsed_s: float = 0.0
-    unanswered: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    nodes: list[SearchNode]
+    steps: int
+    expanded: int
+    elapsed_s: float
+    unanswered: dict[str, int]
+    refused: dict[str, int]
 
     def __post_init__(self) -> None:
         self.unanswered, self.refused = Counter(self.unanswered), Counter(self.refused)
@@ -165,7 +165,7 @@ class ProofSearch:
             raise UsageError(f"a search needs a statement with one sorry, got {count}")
         if min(batch, batches, outstanding) < 1:
             raise UsageError("batch, batches and outstanding must be at least 1")
-        self._so_far = _Saved(statement)
+        self._so_far = _Saved(statement, [], 0, 0, 0.0, {}, {})
         self._policy, self._value = policy, value
         self._strategy: Strategy = strategy or BestFirst()
         self._batch, self._batches = batch, batches

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -255,6 +256,14 @@ def test_what_is_no_saved_search_is_refused(data: bytes) -> None:
     except (DataError, UsageError):
         return
     assert len(search.statement) < 1000
+
+
+def test_a_saved_search_without_a_part_is_refused() -> None:
+    whole = msgspec.msgpack.decode(_saved())
+    for name in whole:
+        rest = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(DataError, match=f"missing required field `{name}`"):
+            ProofSearch.resume(msgspec.msgpack.encode(rest), everything)
 
 
 def _saved() -> bytes:
