@@ -18,6 +18,7 @@ from leanq.errors import DataError, InvalidRequestError, TooLargeError, UsageErr
 from leanq.lean.steps.holes import find_holes, read_tactic
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import LEAN_VERDICTS, Reply
+from leanq.trainers.feedback import shortened
 from leanq.trainers.strategies import BestFirst, SearchNode, Strategy, ancestors
 
 Ended = Literal["proved", "exhausted", "steps", "time"]
@@ -414,7 +415,7 @@ async def opened(check: Pending) -> tuple[str, str]:
         said = "; ".join(message.text for message in reply.messages)
         raise UsageError(
             "expected a statement that Lean takes, with one sorry that has a goal; "
-            f"it says {reply.verdict} ({reply.reason}): {said or 'nothing'}"
+            f"it says {reply.verdict} ({reply.reason}): {shortened(said, 500) or 'nothing'}"
         )
     return states[0]
 

@@ -15,7 +15,7 @@ from support.provers import QED, TableProver
 from leanq.client import LeanQClient
 from leanq.errors import DataError, UnavailableError, UsageError
 from leanq.local import Pool
-from leanq.queue.requests import Reply, Verdict
+from leanq.queue.requests import Message, Reply, Verdict
 from leanq.queue.settings import Settings
 from leanq.trainers.search import ProofSearch, Suggestion
 from leanq.trainers.strategies import Beam, BestFirst, MonteCarlo, SearchNode, Strategy
@@ -240,6 +240,15 @@ async def test_a_policy_that_forgets_a_state_is_told() -> None:
 def test_a_statement_has_one_sorry(statement: str, count: int) -> None:
     with pytest.raises(UsageError, match=f"one sorry, got {count}"):
         ProofSearch(statement, everything)
+
+
+async def test_what_lean_says_of_a_statement_is_cut_short() -> None:
+    class Prover(TableProver):
+        async def check(self, code: str, **_: object) -> Reply:
+            return Reply("rejected", (Message("error", 1, 0, 600 * "x"),), reason="lean_error")
+
+    with pytest.raises(UsageError, match=r"rejected \(lean_error\): x{500}… \(100 more"):
+        await ProofSearch(STATEMENT, everything).run(Prover({}))
 
 
 @given(
