@@ -21,6 +21,7 @@ from support.waiting import eventually
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.survey import places
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.sandbox.usage import descendants
@@ -413,3 +414,21 @@ async def test_a_self_test_that_the_machine_has_ended_is_run_again(
         assert not await judges.unavailable()
     finally:
         await judges.close()
+
+
+@pytest.mark.slow
+async def test_an_example_rests_on_what_bears_the_endings_name(judges: Judges, lean: Lean) -> None:
+    plain = lean.compile(f"{PRELUDE}axiom none.here : Prop\n").read_bytes()
+    text = f"{PRELUDE}axiom none.here : False\ndef _example : False := none.here\n"
+    named = lean.compile(text).read_bytes()
+    [(_, start)] = [each for name, each in places(Image([named])).items() if name == ("_example",)]
+    order = {
+        "op": "examples",
+        "ending": ("none", "here"),
+        "names": ["_example"],
+        "places": [start[:2]],
+        "probe_name": "probe",
+    }
+    found = await judges.ask(split_header(PRELUDE), [[plain], [named]], order, LIMITS)
+    assert (found.proved, found.ended, found.text) == (True, True, "")
+    assert found.survey.axioms == {("none", "here")}
