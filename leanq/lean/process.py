@@ -240,7 +240,7 @@ class Lean:
             done = replace(done, exit=end)
         # A link may lead to the worker's own files, and no verdict may tell of them.
         left = olean(slot)
-        compiled = not compile_ or (left.is_file() and not left.is_symlink())
+        compiled = not compile_ or (not left.is_symlink() and left.is_file())
         run = await read_run(done, limits, compiled=compiled)
         return replace(run, begun_s=begun_s, is_forked=is_forked, imported_s=imported_s)
 
