@@ -591,8 +591,8 @@ class _JudgeProcess:
                 raise _LostError(f"the judge's process has died with the file: {end}")
             return Judgement(limit="the judge was stopped by a limit")
         process.renew_untold(_IDLE_LIMITS)
-        self.usable = True
         said = _read(line)
+        self.usable = True
         found = said.answer
         missing = "" if frame["statements"] else None
         has_looked = not found.limit and not found.rule

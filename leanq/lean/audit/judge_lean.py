@@ -36,9 +36,10 @@ def judge_lean(toolchain: Toolchain) -> JudgeLean:
     """
     own, wheel = toolchain.shared_libraries, wheel_libraries()
     known = VERSIONS.match(toolchain.version) is not None
-    found = _wheels_lean() if wheel else None
+    is_wheels = toolchain.source == "wheel"
+    found = _wheels_lean() if wheel and not is_wheels else None
     is_same = found is None or found.commit == toolchain.commit
-    if toolchain.source == "wheel" or (known and own and is_same):
+    if is_wheels or (known and own and is_same):
         return JudgeLean(own, toolchain.version if own else "")
     if wheel:
         return JudgeLean(wheel, found.version if found else "", is_foreign=True)

@@ -18,6 +18,7 @@ from support.images import Lean
 from support.trees import PRELUDE, TREES
 from support.waiting import eventually
 
+from leanq.lean.audit import judge_client, judge_lean
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
@@ -432,3 +433,29 @@ async def test_an_example_rests_on_what_bears_the_endings_name(judges: Judges, l
     found = await judges.ask(split_header(PRELUDE), [[plain], [named]], order, LIMITS)
     assert (found.proved, found.ended, found.text) == (True, True, "")
     assert found.survey.axioms == {("none", "here")}
+
+
+@pytest.mark.slow
+async def test_a_judge_whose_answer_cannot_be_read_is_not_asked_again(
+    judges: Judges, honest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(*_: object) -> None:
+        raise ValueError("unread")
+
+    def supervisors() -> set[int]:
+        found = [(pid, Path(f"/proc/{pid}/cmdline")) for pid in descendants()]
+        return {pid for pid, path in found if path.exists() and b"supervisor" in path.read_bytes()}
+
+    await judged(judges, [honest])
+    before = supervisors()
+    monkeypatch.setattr(judge_client, "_read", unread)
+    with pytest.raises(ValueError, match="unread"):
+        await judged(judges, [honest])
+    assert before > supervisors()
+
+
+async def test_the_wheels_own_lean_is_not_asked_what_it_is(
+    lean: Lean, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_lean, "_wheels_lean", pytest.fail)
+    assert judge_lean.judge_lean(lean.environment.toolchain).libraries
