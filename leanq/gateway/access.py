@@ -352,7 +352,8 @@ class Authenticated:
 
             async def noted() -> Message:
                 message = await receive()
-                note(len(message.get("body", b"")))
+                if body := message.get("body"):
+                    note(len(body))
                 return message
 
             await app(scope, noted, _held(sending, hold, refuse))

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from fastapi import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 from support.gateways import STATE, key_file
 
 from leanq.errors import UnknownStateError, UsageError
-from leanq.gateway.access import Access, Screened
+from leanq.gateway.access import Access, Authenticated, Screened
 from leanq.gateway.keys import KeyFile
+from leanq.gateway.limits import Connections
 from leanq.queue.requests import Reply
 
 
@@ -49,6 +51,24 @@ def test_bodies_on_their_way_and_texts_that_wait_share_one_limit(tmp_path: Path)
     path = key_file(tmp_path, {"secret": "a", "outstanding_mb": 1})
     with pytest.raises(UsageError, match="outstanding_mb must be at least body_mb"):
         KeyFile(path)
+
+
+def test_what_has_no_body_is_refused_by_no_limit_of_bodies(tmp_path: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        received.append((await receive())["body"])
+        await PlainTextResponse("here")(scope, receive, send)
+
+    received: list[bytes] = []
+    limits = {"body_mb": 1, "outstanding_mb": 1}
+    access = Access(KeyFile(key_file(tmp_path, {"secret": "a", **limits})), "default")
+    none: frozenset[str] = frozenset()
+    behind = Authenticated(app, access, Connections(3), none, "/page", none, lambda *_: Response())
+    with access.holding(access.key_of("a")) as hold:
+        hold(1, 1 << 20)
+        # Results that wait for their reader go beyond the limit.
+        hold(1, 1)
+        TestClient(behind).post("/", headers={"Authorization": "Bearer a"})
+    assert received == [b""]
 
 
 def test_a_rate_is_kept_and_a_large_batch_is_waited_for_afterwards(tmp_path: Path) -> None:
