@@ -288,3 +288,20 @@ def test_other_data_has_another_fingerprint(tmp_path: Path, change: str) -> None
     }
     path.write_text(changed[change])
     assert open_dataset(str(path), Fields()).fingerprint != before
+
+
+def test_a_field_without_a_name_is_read_as_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"id": 1, "code": "rfl", "": "text"}\n{"id": 2, "code": "rfl"}\n')
+    (row, without) = read(path, Fields(target=""))
+    assert isinstance(row, Row)
+    assert row.target == "text"
+    assert isinstance(without, BadRow)
+    for fields, code, tags in (
+        (Fields(header=""), "text\nrfl", ()),
+        (Fields(prompt=""), "textrfl", ()),
+        (Fields(tags=""), "rfl", ("text",)),
+    ):
+        row = read(path, fields)[0]
+        assert isinstance(row, Row)
+        assert (row.codes, row.tags) == ((code,), tags)

@@ -199,13 +199,14 @@ def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any
     try:
         name = _name(fields.id, record)
         problem = None if fields.problem is None else _name(fields.problem, record)
-        target = fields.target and _text(fields.target, _given(fields.target, record))
+        named = fields.target
+        target = None if named is None else _text(named, _given(named, record))
         header, prompt = _optional(fields.header, record), _optional(fields.prompt, record)
         value = _given(fields.code, record)
         given = _texts(fields.code, value)
         if not given:
             raise UnfitError(f"{_the(fields.code)} is an empty list")
-        tags = record.get(fields.tags) if fields.tags else None
+        tags = None if fields.tags is None else record.get(fields.tags)
         tags = [] if fields.tags is None or tags is None else _texts(fields.tags, tags)
         if fields.parts:
             codes = [_joined(prompt, code) for code in given]
@@ -260,7 +261,7 @@ def _name(field: str, record: Mapping[str, Any]) -> str | int:
 
 
 def _optional(field: str | None, record: Mapping[str, Any]) -> str:
-    value = record.get(field) if field else None
+    value = None if field is None else record.get(field)
     return "" if field is None or value is None else _text(field, value)
 
 
