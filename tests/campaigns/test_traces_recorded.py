@@ -48,6 +48,7 @@ def test_goals_before_and_after_each_tactic(tmp_path: Path) -> None:
     assert (last["parent"], last["goals_before"]) == (left.state, list(left.goals))
     assert (last["verdict"], last["state"], last["goals_after"]) == ("accepted", None, [])
     assert (text["goals_before"], text["parent"]) == (None, None)
+    assert (text["tags"], verified["tags"]) == ([], [])
     assert (verified["target_theorems"], verified["allow_axioms"]) == (["u"], ["a"])
     assert datetime(2020, 1, 1, tzinfo=UTC) < text["ended"] <= last["ended"]
 

@@ -30,6 +30,7 @@ def trace(origin: Row, request: Request, answer: Mapping[str, Any]) -> Row:
         answer: the reply's fields as in a record of results; fields left out are null.
     """
     row: Row = {
+        "tags": [],
         **origin,
         "op": request.op,
         "text": request.tactic if request.op == "step" else request.code,
