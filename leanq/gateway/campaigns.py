@@ -141,7 +141,8 @@ async def _tenants_of(request: Request) -> TenantCampaigns:
     return tenants
 
 
-# FastAPI runs the handlers below that are not asynchronous in threads.
+# FastAPI runs the handlers below that are not asynchronous in threads. They name the key before
+# this, since the first parameter is the first to refuse.
 _Tenants = Annotated[TenantCampaigns, Depends(_tenants_of)]
 
 
@@ -166,8 +167,8 @@ _Tenants = Annotated[TenantCampaigns, Depends(_tenants_of)]
 )
 async def start(
     request: Request,
-    tenants: _Tenants,
     key: Submitter,
+    tenants: _Tenants,
     environment: str | None = None,
     timeout_s: Annotated[float, Query(gt=0)] = 60.0,
     priority: Annotated[int, Query(ge=0, le=2)] = 2,
@@ -194,26 +195,26 @@ async def start(
 
 
 @router.get("", summary="The tenant's campaigns")
-def list_(tenants: _Tenants, key: Submitter) -> Response:
+def list_(key: Submitter, tenants: _Tenants) -> Response:
     """The newest first."""
     return json_response({"campaigns": [each.shown() for each in tenants.all_of(key)]})
 
 
 @router.get("/{id_}", summary="A campaign's state and progress")
-def show(tenants: _Tenants, key: Submitter, id_: str) -> Response:
+def show(key: Submitter, tenants: _Tenants, id_: str) -> Response:
     """`rows` of `total` are done; `counts` has their verdicts."""
     return json_response(tenants.show(key, id_).shown())
 
 
 @router.delete("/{id_}", summary="End a campaign")
-def end(tenants: _Tenants, key: Submitter, id_: str) -> Response:
+def end(key: Submitter, tenants: _Tenants, id_: str) -> Response:
     """A campaign that has ended stays as it is. The operator keeps its rows and records."""
     return json_response(tenants.change(key, id_, "cancel").shown())
 
 
 @router.post("/{id_}/{how}", summary="Pause, resume or retry a campaign")
 def change(
-    tenants: _Tenants, key: Submitter, id_: str, how: Literal["pause", "resume", "retry"]
+    key: Submitter, tenants: _Tenants, id_: str, how: Literal["pause", "resume", "retry"]
 ) -> Response:
     """`pause` withdraws its requests in flight, `resume` goes on, and finished rows stay. `retry`
     goes on with a campaign that failed or was ended. In a finished one, it repeats the rows without
@@ -223,12 +224,12 @@ def change(
 
 
 @router.get("/{id_}/report", summary="A finished campaign's figures")
-def report(tenants: _Tenants, key: Submitter, id_: str) -> Response:
+def report(key: Submitter, tenants: _Tenants, id_: str) -> Response:
     """Verdicts, pass@k, times, and slow or flaky rows."""
     return json_response(report_on(tenants.results(key, id_)))
 
 
 @router.get("/{id_}/results", response_class=FileResponse, summary="A finished campaign's results")
-def results(tenants: _Tenants, key: Submitter, id_: str) -> Response:
+def results(key: Submitter, tenants: _Tenants, id_: str) -> Response:
     """One record a line, for each row or for each of its texts."""
     return FileResponse(tenants.results(key, id_), media_type="application/x-ndjson")

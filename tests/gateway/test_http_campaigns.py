@@ -227,3 +227,25 @@ async def test_what_is_no_rows_is_said_and_leaves_no_file(
     async with new_gateway(settings) as gateway:
         answer = await gateway.http.get("/v1/campaigns")
         assert (answer.status_code, "--campaigns" in answer.text) == (404, True)
+
+
+async def test_a_key_without_the_right_is_told_so_where_no_campaigns_are_taken(
+    settings: Settings, tmp_path: Path
+) -> None:
+    watcher = {"secret": "carol", "rights": ["status"]}
+    keys = KeyFile(key_file(tmp_path, {"secret": "alice"}, watcher))
+    async with new_gateway(settings, keys=keys) as gateway:
+        http = gateway.http
+        where = "/v1/campaigns/campaign-0"
+        for method, path in (
+            ("GET", "/v1/campaigns"),
+            ("POST", "/v1/campaigns"),
+            ("GET", where),
+            ("DELETE", where),
+            ("POST", f"{where}/pause"),
+            ("GET", f"{where}/report"),
+            ("GET", f"{where}/results"),
+        ):
+            for key, status in (("nobody", 401), ("carol", 403), ("alice", 404)):
+                answer = await http.request(method, path, **of(key))
+                assert answer.status_code == status, (method, path, key)
