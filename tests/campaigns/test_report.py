@@ -193,6 +193,9 @@ def test_a_page_of_hardly_anything(tmp_path: Path, records: list[Record]) -> Non
     ("record", "why"),
     [
         (done("a1", "great"), r"'great' - at `\$.verdict`"),
+        (done("a1", "\ud800"), r"'\\ud800'"),
+        (done("a1", "accepted") | {"\ud800": 1}, r"'\\ud800'"),
+        (done("a1", "accepted", line=1.5), r"got `float` - at `\$.line`"),
         (done("a1", "accepted", cpu_s=math.nan), r"at `\$.queued_s`"),
         (done("a1", "accepted", id=["a"]), r"got `array` - at `\$.id`"),
         (done("a1", "accepted", code_hash="xyz"), r"at `\$.code_hash`"),

@@ -224,6 +224,15 @@ def test_equal_texts_with_different_verdicts_are_flaky() -> None:
     assert (found.retried, found.infrastructure) == (3, 1)
 
 
+def test_whole_numbers_may_come_back_from_a_table_with_a_point() -> None:
+    record = done("a1", "accepted", line=3.0, sample=1.0, attempts=2.0)
+    found = of([record, bad("a2", 2, "no code")])
+    [slowest] = found.slowest
+    shown = (slowest.name, slowest.line, slowest.attempts)
+    assert tuple(map(repr, shown)) == tuple(map(repr, ("a1 [1]", 3, 2)))
+    assert (found.rows, found.retried) == (2, 1)
+
+
 def test_complaints_are_grouped_without_their_names() -> None:
     found = of(
         [

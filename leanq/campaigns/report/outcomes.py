@@ -115,9 +115,16 @@ def outcomes(records: Iterable[dict[str, Any]], source: str) -> Iterator[Outcome
     """Yields each record's outcome; raises UsageError, naming ``source``, for a record that is no
     result."""
     for number, record in enumerate(records, 1):
+        # Tables that lack a number in some rows give it back as 1.0 in the others.
+        whole = {
+            name: int(found)
+            for name in ("line", "sample", "attempts")
+            if isinstance(found := record.get(name), float) and found.is_integer()
+        }
         try:
-            yield msgspec.convert(record, Outcome)
-        except msgspec.ValidationError as error:
+            yield msgspec.convert({**record, **whole} if whole else record, Outcome)
+        # The latter is for names and verdicts with half of a surrogate pair.
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             text = f"{source}: record {number} is no result of a campaign: {error}"
             raise UsageError(text) from None
 
