@@ -52,7 +52,8 @@ _WORKERS_ASKED = 1000
 
 
 Totals = tuple[float, Mapping[str, EnvironmentStats]]
-"""The environments at an earlier look, and its time in seconds since 1970."""
+"""The time of an earlier look in seconds since 1970, and what was submitted and finished in each
+environment by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,11 @@ class FleetLooks:
         return sorted(found, key=lambda letter: -letter.died_s)
 
     def _keep_totals(self, stats: FleetStats) -> None:
-        now = stats.environments
+        # Some hundred looks are kept, so without what grows with tenants and reasons.
+        now = {
+            name: EnvironmentStats(submitted=each.submitted, finished=each.finished, took=each.took)
+            for name, each in stats.environments.items()
+        }
         # A restarted server, or a replica that took over, has lower counts.
         if self._totals and any(
             now[name].submitted < before.submitted

@@ -8,9 +8,11 @@ import re
 import socket
 import sys
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -31,14 +33,16 @@ from leanq.campaigns.coordinator import Plan
 from leanq.campaigns.results import write_results
 from leanq.campaigns.rq_queue import Campaigns
 from leanq.client import AsyncLeanQClient
+from leanq.fleet.stats import EnvironmentStats, FleetStats
 from leanq.gateway.access import Access
-from leanq.gateway.client import RequestName
+from leanq.gateway.client import GatewayClient, RequestName
 from leanq.gateway.keys import KeyFile
 from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.looks import FleetLooks
 from leanq.gateway.page.sessions import SESSION_S, Sessions
 from leanq.queue.keys import Keys, new_request_id
 from leanq.queue.requests import Message, Reply, Sorry
+from leanq.queue.results import merged
 from leanq.queue.settings import Settings
 
 OPERATOR = {"secret": "chief", "tenant": "ops", "rights": ["submit", "status", "operate"]}
@@ -553,6 +557,26 @@ async def test_all_who_watch_share_one_look(
     gateway.server.stop()
     await asyncio.gather(*watching)
     assert time.monotonic() - started < 5
+
+
+def test_looks_that_are_kept_for_their_rates_are_small() -> None:
+    def stats(at_s: float) -> FleetStats:
+        used = {f"tenant-{number}": at_s + number for number in range(100)}
+        made = {f"environment-{number}": EnvironmentStats() for number in range(10)}
+        for each in made.values():
+            each.submitted = int(at_s)
+            each.tenants_cpu_s = {str(name): cpu_s + 1 for name, cpu_s in used.items()}
+        return FleetStats(at_s, merged([]), made)
+
+    looks = FleetLooks(cast("GatewayClient", SimpleNamespace(queues=())), cast("Any", None))
+    tracemalloc.start()
+    try:
+        for at_s in range(1000, 1300, 2):
+            looks._keep_totals(stats(at_s))  # noqa: SLF001
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 4 << 20
 
 
 @pytest.mark.slow
