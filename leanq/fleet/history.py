@@ -112,8 +112,12 @@ def periods(
         (p for p in _PERIODS_S if since_s / p <= _MOST_ROWS), _PERIODS_S[-1]
     )
     found: dict[int, Period] = {}
-    waiting = Counter[int]()
-    for minute_s, environment, what, part, value in _measures(shards):
+    # By minute and shard. Shards may have noted different minutes.
+    waiting = Counter[tuple[int, int]]()
+    told = (
+        (number, *measure) for number, notes in enumerate(shards) for measure in _measures([notes])
+    )
+    for number, minute_s, environment, what, part, value in told:
         start_s = minute_s // length_s * length_s
         period = found.setdefault(start_s, Period(start_s, length_s))
         if what == "workers":
@@ -121,8 +125,7 @@ def periods(
         elif environments is not None and environment not in environments:
             continue
         elif what == "waiting":
-            waiting[minute_s] += int(value)
-            period.waiting = max(period.waiting, waiting[minute_s])
+            waiting[minute_s, number] += int(value)
         elif what == "submitted":
             period.submitted += int(value)
         elif what == "finished":
@@ -133,6 +136,12 @@ def periods(
             period.tenants_cpu_s[part] = period.tenants_cpu_s.get(part, 0.0) + value
         elif what in ("waited_s", "ran_s", "cpu_s"):
             setattr(period, what, getattr(period, what) + value)
+    most = Counter[tuple[int, int]]()
+    for (minute_s, number), count in waiting.items():
+        at = minute_s // length_s * length_s, number
+        most[at] = max(most[at], count)
+    for (start_s, _), count in most.items():
+        found[start_s].waiting += count
     return [found[start_s] for start_s in sorted(found)]
 
 

@@ -77,6 +77,13 @@ def test_shards_add_up_and_a_rolled_back_counter_takes_nothing() -> None:
     assert (period.submitted, period.waiting, period.workers) == (3, 3, 4)
 
 
+def test_what_waits_in_shards_that_noted_different_minutes_adds_up() -> None:
+    one = [note(60, waiting__a=5), note(65, waiting__a=3), note(70)]
+    two = [note(61, waiting__a=7), note(66, waiting__a=1), note(70)]
+    (period,) = periods([one, two], 600, length_s=600)
+    assert period.waiting == 12
+
+
 def test_cpu_time_by_tenant() -> None:
     before = {"minute": 60, "u_ms:a": 1000, "u:a:x": 1000, "u:b:x": 0}
     after = {"minute": 61, "u_ms:a": 4000, "u:a:x": 3500, "u:a:": 500, "u_ms:b": 700, "u:b:x": 700}
