@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -158,19 +159,21 @@ def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
 
 def _measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> Iterator[Measure]:
     """Yields what each shard's notes say, without zeros but for workers."""
+    # A name stands in each of a day's notes, and the gateway's page reads them on its loop.
+    read = cache(read_total)
     for notes in shards:
         for before, after in pairwise([note for note in notes if "minute" in note]):
             start_s = before["minute"] * MINUTE_S
             yield Measure(start_s, "", "workers", "", before.get("workers", 0))
             for name in {*before, *after}:
-                if not (read := read_total(name)):
+                if not (total := read(name)):
                     continue
                 had, has = before.get(name, 0), after.get(name, 0)
                 # A failover may have rolled a counter back.
-                value = had if read.what == "waiting" else max(0, has - had)
-                if value and (shown := _shown(read)):
+                value = had if total.what == "waiting" else max(0, has - had)
+                if value and (shown := _shown(total)):
                     what, part, scale = shown
-                    yield Measure(start_s, read.environment, what, part, value * scale)
+                    yield Measure(start_s, total.environment, what, part, value * scale)
 
 
 def _shown(read: Total) -> tuple[str, str, float] | None:
