@@ -393,4 +393,5 @@ theorem t : ∀ n : Nat, n < 40000 → n * n % 7 ≤ 4 := by decide
 async def test_a_text_that_takes_too_long_is_ended(driver: LeanDriver) -> None:
     reply = await driver.run(check(ENDLESS, **OPTIONS))
     assert reply.verdict in ("timeout", "memory"), reply
-    assert said(await driver.run(check(RIGHT))) == "accepted"
+    after = await driver.run(check(RIGHT))
+    assert said(after) == "accepted", after.messages
