@@ -1,7 +1,7 @@
 """The command line: the tree of commands, and the handling of their errors.
 
 Each file of :mod:`leanq.commands` has a command or a few of a kind, and is imported when one is
-called; exit codes are in :mod:`leanq.commands.common`. leanq's own errors never show a traceback.
+called. Exit codes are in :mod:`leanq.commands.common`. leanq's own errors never show a traceback.
 """
 
 from __future__ import annotations

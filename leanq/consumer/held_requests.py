@@ -37,9 +37,11 @@ _NOT_BEGUN = Spent()
 
 
 class _Held(Struct, eq=False):
-    """A request whose lease this worker has. ``end`` is its result, or how it goes back; ``trace``
-    is there if the request has run and its trace is sampled; ``campaign`` is None until it runs,
-    and for what has no account."""
+    """A request whose lease this worker has.
+
+    ``end`` is its result, or how it goes back. ``trace`` is there once it has run, if its trace is
+    sampled. ``campaign`` is None until it runs, and if it has no account.
+    """
 
     job: Job
     end: Settlement | Returning | None = None

@@ -46,7 +46,6 @@ class Elaborator:
     _start_threads = lean_function("lean_init_task_manager_using", "u", "-")
     _has_errors = lean_function("l_Lean_MessageLog_hasErrors", "o", "b")
     _same = lean_function("lean_expr_eqv", "oo", "b")
-    _kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._env = kernel, 0
@@ -135,7 +134,7 @@ class Elaborator:
         if kernel.tag(result) != 0:
             return None
         made, messages = kernel.cell(word(word(result + WORD_BYTES) + WORD_BYTES))[1:3]
-        return None if self._has_errors(messages) else int(self._kernel_env(made))
+        return None if self._has_errors(messages) else int(self._kernel.kernel_env(made))
 
     def type_of(self, environment: int, name: int) -> int | None:
         """Returns the type of a constant of the kernel's environment; None if there is none."""

@@ -34,7 +34,7 @@ Files = Sequence[Sequence[bytes]]
 
 
 class Bench(Protocol):
-    """What judges, in the process that forks and in its forks alike."""
+    """Judges, in the process that forks and in its forks alike."""
 
     def answer(self, order: dict[str, Any], files: Files) -> dict[str, Any]:
         """Returns the answer about the files."""

@@ -262,7 +262,7 @@ class Kernel(Objects):
     _to_message = lean_function("l_Lean_Kernel_Exception_toMessageData", "oo")
     _to_string = lean_function("l_Lean_MessageData_toString", "oo")
     _import = lean_function("l_Lean_importModules", "oouobbbo")
-    _kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
+    kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
     _all_modules = lean_function("l_Lean_Environment_allImportedModuleNames", "o")
     _module_of = lean_function("l_Lean_Environment_getModuleIdxFor_x3f", "oo")
     _search_path = lean_function("l_Lean_initSearchPath", "oo")
@@ -348,7 +348,7 @@ class Kernel(Objects):
             self._run_initialisers()
         self.imports = self._imported(modules, _EVERYTHING, extensions=notation)
         self.mark_persistent(self.imports)
-        self.env = self._header = self._kernel_env(self.imports)
+        self.env = self._header = self.kernel_env(self.imports)
         self.mark_persistent(self.env)
 
     def start_anew(self) -> None:
@@ -362,7 +362,7 @@ class Kernel(Objects):
 
         Proofs and other values that they hide are axioms in it, so nothing may be judged there.
         """
-        return int(self._kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
+        return int(self.kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
 
     def homes(self, modules: Iterable[tuple[str, ...]] = ()) -> Callable[[Name], Name]:
         """Returns the module that declares a constant among these modules' imports, or among the
