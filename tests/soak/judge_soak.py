@@ -27,7 +27,7 @@ from support.trees import PRELUDE, TREES
 
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judge_client import Judgement, Judges
-from leanq.lean.environment import Environment
+from leanq.lean.environment import Environment, open_environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
@@ -259,7 +259,8 @@ def main() -> None:
     tally = Tally()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        lean = Lean(Path(folder))
+        where = Path(folder)
+        lean = Lean(open_environment("core", None, cache=where / "cache", environ={}), where)
         honest = samples(lean)
         asyncio.run(storm(lean.environment, honest, given.files, given.seed, tally))
     for kind, counts in tally.outcomes.items():

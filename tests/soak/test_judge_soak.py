@@ -11,11 +11,12 @@ from support.mutations import MUTATIONS, Sample, mutated
 from support.second_kernel import UnconfirmedError
 
 from leanq.lean.audit.image import Image
+from leanq.lean.environment import Environment
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 @pytest.fixture(scope="module")

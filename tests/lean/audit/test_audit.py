@@ -15,7 +15,7 @@ from leanq.lean.audit.image import Name
 from leanq.lean.audit.imported_axioms import Findings, ImportedAxioms, audit, print_axioms_source
 from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.survey import Survey, reachable, survey
-from leanq.lean.environment import STANDARD_AXIOMS
+from leanq.lean.environment import STANDARD_AXIOMS, Environment
 from leanq.lean.examples import name_examples
 from leanq.lean.syntax import split_header
 
@@ -63,8 +63,8 @@ class Auditor:
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    made = Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    made = Lean(core, tmp_path_factory.mktemp("lean"))
     made.compile(LIBRARY, name="Library")
     made.compile(BASE, name="Base")
     return made
@@ -360,9 +360,11 @@ async def test_hidden_names_are_found_behind_imports(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_hidden_theorems_of_several_modules_do_not_prove_each_other(tmp_path: Path) -> None:
+async def test_hidden_theorems_of_several_modules_do_not_prove_each_other(
+    core: Environment, tmp_path: Path
+) -> None:
     """Their names have a tab, so that Lean cannot be asked about them."""
-    lean = Lean(tmp_path)
+    lean = Lean(core, tmp_path)
     texts = {
         "A": "theorem «a\t» : False := sorry",
         "B": "theorem «b\t» : False := sorry",

@@ -17,7 +17,7 @@ from support.sites import Site, check
 from leanq.errors import SandboxError
 from leanq.lean.audit.evaluators import evaluators, scan
 from leanq.lean.audit.programs import Evaluators
-from leanq.lean.environment import open_environment
+from leanq.lean.environment import Environment, open_environment
 
 # What Lean's own library brings, by the names that its functions have.
 BASE = """prelude
@@ -89,8 +89,8 @@ attribute [init] initLabel
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +147,13 @@ def test_modules_are_those_that_lean_finds(lean: Lean, library: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_library_named_core_is_not_leanqs_own(library: Path, tmp_path: Path) -> None:
+def test_a_library_named_core_is_not_leanqs_own(library: Path, cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     (folder / "Core").mkdir(parents=True)
     for place in ("Base", "Helpers", "Core/Own"):
         path = folder / f"{place}.olean"
         path.symlink_to(library / path.name)
-    environment = open_environment("core", folder, cache=tmp_path / "cache", environ={})
+    environment = open_environment("core", folder, cache=cache, environ={})
     assert "trace" in evaluators(environment).words
 
 
@@ -207,22 +207,23 @@ def test_damaged_files_end_the_scan_of_their_module_alone(
         folder.rmdir()
 
 
-def test_what_was_found_is_kept_under_the_fingerprint(lean: Lean, library: Path) -> None:
-    environment = open_environment("own", library, cache=lean.folder / "cache", environ={})
+def test_what_was_found_is_kept_under_the_fingerprint(
+    core: Environment, library: Path, cache: Path, tmp_path: Path
+) -> None:
+    opened = open_environment("own", library, cache=cache, environ={})
+    environment = replace(opened, cache=tmp_path)
     found = evaluators(environment)
     assert found.words.keys() == {"expanded_tac", "trace", "twice", "⊞"}
     [kept] = (environment.cache / "evaluators").iterdir()
     assert kept.name.startswith(environment.fingerprint)
     assert json.loads(kept.read_bytes().partition(b"\n")[2])["attributes"] == {"rules": "Rules"}
     # Lean's own library is not looked into.
-    core = open_environment("core", None, cache=lean.folder / "cache", environ={})
     assert evaluators(core) == Evaluators()
 
 
 def test_a_library_in_leans_own_folder_is_looked_into(
-    lean: Lean, library: Path, tmp_path: Path
+    core: Environment, library: Path, tmp_path: Path
 ) -> None:
-    core = open_environment("core", None, cache=lean.folder / "cache", environ={})
     folder = tmp_path / "lib" / "lean"
     (folder / "Lean").mkdir(parents=True)
     for path in library.glob("*.olean"):
@@ -257,10 +258,9 @@ def test_a_scan_that_is_ended_from_outside_tells_nothing_of_the_libraries(
 
 @pytest.mark.slow
 async def test_no_hidden_module_tells_what_a_text_may_do(
-    lean: Lean, site: Site, library: Path, tmp_path: Path
+    core: Environment, lean: Lean, site: Site, library: Path, tmp_path: Path
 ) -> None:
     """Two folders have a library, and Lean takes it from the first."""
-    core = open_environment("core", None, cache=lean.folder / "cache", environ={})
     source = "prelude\nimport Helpers\ntheorem own : True := True.intro\n"
     lean.compile(source, name="Own", folder=tmp_path)
     environment = with_folders(core, (library, tmp_path, *core.search_path))
@@ -271,8 +271,9 @@ async def test_no_hidden_module_tells_what_a_text_may_do(
 
 
 @pytest.mark.slow
-async def test_a_text_with_such_a_word_is_unverified(lean: Lean, site: Site, library: Path) -> None:
-    cache = lean.folder / "cache"
+async def test_a_text_with_such_a_word_is_unverified(
+    cache: Path, site: Site, library: Path
+) -> None:
     driver = await site.driver(open_environment("own", library, cache=cache, environ={}))
     for text, verdict in (
         ("-- trace x", "unverified"),

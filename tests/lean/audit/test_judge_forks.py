@@ -58,8 +58,8 @@ Forks = Callable[[], list[int]]
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

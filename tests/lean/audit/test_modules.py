@@ -11,6 +11,7 @@ from support.images import Lean
 
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
+from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
@@ -55,8 +56,8 @@ public import Hidden
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    made = Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    made = Lean(core, tmp_path_factory.mktemp("lean"))
     for name, text in MODULES.items():
         made.compile(text, name=name)
     return made

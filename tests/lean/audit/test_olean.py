@@ -17,11 +17,12 @@ from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit import image as image_module
 from leanq.lean.audit.image import Import, Name
 from leanq.lean.audit.olean import Constant, Module, display, read_bytes, read_module
+from leanq.lean.environment import Environment
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 def named(module: Module) -> dict[str, Constant]:

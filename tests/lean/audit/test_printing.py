@@ -24,8 +24,8 @@ LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.shapes import shape
 from leanq.lean.audit.statement import compare, own_constants, what_is_open
 from leanq.lean.audit.survey import places
+from leanq.lean.environment import Environment
 
 OWN = "prelude\nimport Core\n"
 SMALL = "structure Small where\n  n : Nat\n  h : ¬ n = 5\n"
@@ -49,8 +50,8 @@ NAMED |= {"helper", "helperBool"}
 
 
 @pytest.fixture(scope="module")
-def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
-    return Lean(tmp_path_factory.mktemp("lean"))
+def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
 @pytest.fixture(scope="module")
