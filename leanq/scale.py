@@ -309,17 +309,13 @@ def _rate(samples: Sequence[Sample]) -> float:
     latest = samples[-_RATE_WINDOWS - 1 :]
     if len(latest) <= _RATE_WINDOWS_LEAST:
         return 0.0
-    return statistics.median(
-        _came(before, after) / (after.time_s - before.time_s)
-        for before, after in pairwise(sample.stats for sample in latest)
-    )
-
-
-def _came(before: Stats, after: Stats) -> int:
-    """Returns how many requests came, without those that operators hold back: no worker may start
-    them."""
-    submitted = after.submitted - before.submitted
-    return max(0, submitted - max(0, after.held - before.held))
+    rates = []
+    for before, after in pairwise(sample.stats for sample in latest):
+        # No worker may start those that operators hold back.
+        held = max(0, after.held - before.held)
+        came = max(0, after.submitted - before.submitted - held)
+        rates.append(came / (after.time_s - before.time_s))
+    return statistics.median(rates)
 
 
 def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, float]:
@@ -402,17 +398,6 @@ def _fewer(
     if target == 0:
         return 0, "empty", "nothing is to be done"
     return target, "idle", f"{goal} would do, so {order - target} idle ones go"
-
-
-__all__ = [
-    "Decision",
-    "DecisionReason",
-    "Memory",
-    "Sample",
-    "ScaleSettings",
-    "Stats",
-    "decide",
-]  # fmt: skip
 
 
 def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) -> Decision:

@@ -60,7 +60,7 @@ class Packed:
 
 
 class States(Protocol):
-    """A place for states and snapshots.
+    """A place for states and snapshots; one that inherits from this class keeps no snapshots.
 
     ``counts`` counts snapshots as ``found``, ``missing``, ``damaged`` and ``refused``. Under
     ``broken`` it counts states whose records lead to no root.
@@ -71,6 +71,7 @@ class States(Protocol):
     @property
     def most_snapshot_bytes(self) -> int:
         """The largest packed snapshot that may be kept; 0 if none are kept."""
+        return 0
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
         """Stores records by the ids of their states. Some may be there already.
@@ -87,15 +88,21 @@ class States(Protocol):
 
         Returns False if it does not fit, the memory is full, or another worker is just bringing it.
         """
+        self.counts["refused"] += 1
+        return False
 
     async def find_snapshot(self, key: str) -> Packed | None:
         """Returns a snapshot after comparing its chunks with their hashes; drops a damaged one."""
+        self.counts["missing"] += 1
+        return None
 
     async def begin_snapshot(self, key: str) -> bool:
         """Returns True if the caller should make a snapshot; False while another worker does."""
+        return True
 
     async def drop_snapshot(self, key: str) -> None:
         """Removes a snapshot that was found to be damaged."""
+        return
 
     async def collect(self) -> int:
         """Does a small piece of the work of removing unused states; returns how many it removed.
@@ -263,14 +270,12 @@ class RedisStates:
 _EACH_BYTES = 256
 
 
-class MemoryStates:
+class MemoryStates(States):
     """Keeps states in this process, for one that has no Redis.
 
     It keeps no snapshots, since the caller has them on its own disk. If records exceed
     ``most_bytes``, the least recently used give way.
     """
-
-    most_snapshot_bytes = 0
 
     def __init__(
         self,
@@ -303,20 +308,6 @@ class MemoryStates:
             records.append(record)
             at = parent_of(record)
         return records
-
-    async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
-        self.counts["refused"] += 1
-        return False
-
-    async def find_snapshot(self, key: str) -> Packed | None:
-        self.counts["missing"] += 1
-        return None
-
-    async def begin_snapshot(self, key: str) -> bool:
-        return True
-
-    async def drop_snapshot(self, key: str) -> None:
-        pass
 
     async def collect(self) -> int:
         return len(list(self._records.expire()))

@@ -55,7 +55,6 @@ class SlotCounter:
 
     @contextlib.contextmanager
     def reserve(self, number: int) -> Iterator[None]:
-        """Keeps ``number`` slots for a claim under way."""
         self.reserved += number
         try:
             yield
@@ -212,6 +211,5 @@ class SlotPool:
             self._changed()
 
     def give(self, *, isolated: bool) -> None:
-        """Frees the slot of a request that has ended."""
         self.slots.give(isolated=isolated)
         self._changed()

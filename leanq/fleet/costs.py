@@ -59,7 +59,6 @@ async def costs(settings: Settings, since_s: float) -> Costs:
 
 
 def costs_of(shards: Iterable[Account], first_day: int) -> Costs:
-    """Returns the accounts of all shards together, from a day on."""
     found: dict[tuple[int, str, str, str], Counter[str]] = {}
     begun_s = []
     for shard in shards:

@@ -57,7 +57,6 @@ _EDGES = [f"{edge:g}" for edge in BUCKETS_S] + ["+Inf"]
 
 
 def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
-    """Yields the samples of one look at the queue."""
     counters, tallies = seen.status.counters, seen.status.tallies
     yield "leanq_up", (), 1
     for name, environment in seen.environments.items():
@@ -137,7 +136,6 @@ def _server_values(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def counted_samples() -> Iterator[Sample]:
-    """Yields the samples that this process has counted."""
     for (name, *labels), count in list(COUNTS.items()):
         yield name, tuple(labels), count
 
@@ -249,7 +247,6 @@ class _Collector(Collector):
         return []
 
     def collect(self) -> Iterable[Family]:
-        """Returns the samples in Prometheus' own types."""
         families: dict[str, Family] = {}
         for name, labels, value in self._read():
             if name not in families:

@@ -153,7 +153,6 @@ async def fleet_stats_of(queues: Sequence[OperatorQueue]) -> FleetStats:
 
 
 def environments_of(status: Status) -> dict[str, EnvironmentStats]:
-    """Returns the statistics of each environment."""
     environments: defaultdict[str, EnvironmentStats] = defaultdict(EnvironmentStats)
     for name in status.environments:
         environments[name]
@@ -226,7 +225,6 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
 
 
 def fingerprints_of(info: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the fingerprint of each environment that a worker says it offers."""
     return _texts(info.get("fingerprints"))
 
 

@@ -160,7 +160,6 @@ class _Clock:
         return self._at_ms - before_ms
 
     def lost(self, text: str) -> Iterator[Attempt]:
-        """Yields the lost attempts of a record."""
         for worker, claimed_ms, lost_ms, why in _LOST.findall(text):
             phases = {}
             if int(claimed_ms):

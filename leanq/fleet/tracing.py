@@ -163,7 +163,6 @@ class Tracer:
         end_ns: int,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Adds a span that has ended."""
         context = self._trace.set_span_in_context(parent)
         made = self._made_by.start_span(name, context, attributes=attributes, start_time=start_ns)
         made.end(end_ns)
@@ -201,7 +200,6 @@ class Tracer:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Returns whether a trace context asks for spans."""
     return bool(traceparent) and bool(int(traceparent[-2:], 16) & 1)
 
 

@@ -19,7 +19,6 @@ _MAX_WHOLE = 1 << 53
 
 
 def text(name: str, value: object) -> str:
-    """Returns the value as a plain ``str``."""
     # Nearly all values are plain texts, so test for these first.
     if type(value) is str:
         return value
@@ -30,7 +29,6 @@ def text(name: str, value: object) -> str:
 
 
 def data(name: str, value: object) -> bytes:
-    """Returns the value as ``bytes``."""
     if type(value) is bytes:
         return value
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -39,7 +37,6 @@ def data(name: str, value: object) -> bytes:
 
 
 def flag(name: str, value: object) -> bool:
-    """Returns True or False."""
     if not isinstance(value, bool):
         raise wrong_type(name, "True or False", value)
     return value
@@ -58,7 +55,6 @@ def number(name: str, value: object) -> float:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Returns an integer."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(name, "an integer", value)
     if abs(int(value)) > _MAX_WHOLE:
@@ -67,7 +63,6 @@ def whole_number(name: str, value: object) -> int:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """Returns several texts, such as names."""
     # Iterating a single text would yield its letters.
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(name, "a list of texts", value)
@@ -86,14 +81,12 @@ def json_values(name: str, value: object) -> dict[str, Any]:
 
 
 def one_of(name: str, value: object, words: Collection[str]) -> str:
-    """Returns the value if it is one of several words."""
     if not isinstance(value, str) or value not in words:
         raise wrong_type(name, " or ".join(map(repr, words)), value)
     return value
 
 
 def wrong_type(name: str, expected: str, value: object) -> InvalidRequestError:
-    """Returns the error for an argument of another type."""
     return InvalidRequestError(
         f"{name} must be {expected}, got {value!r:.80} ({type(value).__name__})"
     )

@@ -68,7 +68,6 @@ class Clusters:
         )
 
     def weight(self, url: str) -> float:
-        """Returns the weight of the cluster at ``url``."""
         return self._weights[url]
 
     def change(self, weights: Mapping[str, float]) -> None:
@@ -100,14 +99,11 @@ def _checked(weights: dict[str, float]) -> dict[str, float]:
 
 
 def is_gateway(url: str) -> bool:
-    """Returns whether a URL names a gateway rather than a Redis."""
     return url.startswith(("https://", "http://"))
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway's URL, and the key for it."""
-
     url: str
     key: str | None = field(repr=False)
 

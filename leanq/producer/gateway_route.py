@@ -75,8 +75,6 @@ class _Sent:
 
 
 class GatewayRoute:
-    """The route to the queue behind a gateway."""
-
     def __init__(self, gateway: Gateway, options: RouteOptions) -> None:
         headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
         self._url = gateway.url
@@ -296,7 +294,6 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
 
 
 def profile_of(profile: Mapping[str, Any]) -> Profile:
-    """Returns the profile that a gateway shows so."""
     rows = (
         DeclarationTime(**{**each, "parts": tuple(each["parts"].items())})
         for each in profile["declarations"]
@@ -321,7 +318,6 @@ _KINDS: Mapping[str, type[LeanQError]] = {
 
 
 def problem_in(answer: httpx2.Response) -> LeanQError:
-    """Returns the error in an answer that is no success."""
     try:
         problem = answer.json()
     except ValueError:
@@ -347,6 +343,5 @@ def error_of(problem: Mapping[str, Any]) -> LeanQError:
 
 
 def unavailable(url: str, error: Exception) -> UnavailableError:
-    """Returns the error for a gateway that cannot be reached."""
     why = str(error) or type(error).__name__
     return UnavailableError(f"no gateway answers at {url}: {why}")

@@ -46,7 +46,6 @@ class Outstanding(Struct, eq=False):
     aliased: bool = False
 
     def is_due(self, now_s: float) -> bool:
-        """Returns whether to ask the server for it now."""
         sent = self.submission is None or self.ask_at_s > 0
         return sent and self.ask_at_s <= now_s
 
@@ -178,7 +177,6 @@ class OutstandingRequests(Awaited[Outstanding]):
 
 
 def conflict(name: str) -> ConflictError:
-    """Returns the error of a request whose name another one has taken."""
     return ConflictError(
         f"the request id {name!r} is that of a request with other content, which stays as it is; "
         "give this one another id"

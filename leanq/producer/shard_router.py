@@ -49,7 +49,6 @@ class ShardRouter:
         options: RouteOptions,
         on_trouble: Callable[[], None] | None = None,
     ) -> ShardRouter:
-        """Returns the route to the cluster of ``settings``."""
         return cls([ClientQueue(shard) for shard in Shard.each(settings)], options, on_trouble)
 
     async def open(self) -> None:

@@ -95,7 +95,6 @@ class Address:
             self.url = url
 
     def move(self, host: str, port: int) -> None:
-        """Goes to the node that has the slot now."""
         self._go(self._at(host, port))
 
     def ask_another(self) -> None:

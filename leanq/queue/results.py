@@ -303,7 +303,6 @@ class Stop:
 
 
 def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
-    """Reads the answer of the script ``claim``, whose leases all have this token."""
     accepted = [True] * settled
     for number in answer["fenced"]:
         accepted[number - 1] = False
@@ -316,7 +315,6 @@ def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed
 
 
 def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
-    """Reads the answer of the script ``exchange``, whose lease has this token."""
     request_id, record = answer["request_id"], answer["record"]
     jobs = (_read_job(answer["now_ms"], False, request_id, record, token),) if request_id else ()
     return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)

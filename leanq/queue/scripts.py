@@ -292,7 +292,6 @@ def needed(text: str, what: str = "parts") -> list[str]:
 
 
 def _add_part(name: str, parts: dict[str, str], names: set[str], above: tuple[str, ...]) -> None:
-    """Adds a part behind the parts that it needs."""
     if name in above:
         raise ValueError(f"parts need each other: {' → '.join((*above, name))}")
     if name in parts:

@@ -154,7 +154,6 @@ def info_of(data: bytes) -> dict[str, Any]:
 
 
 def environments_in(info: Mapping[str, Any]) -> list[str]:
-    """Returns the environments that a worker says it offers."""
     offered = info.get("environments")
     return [str(name) for name in offered] if isinstance(offered, list) else []
 

@@ -79,85 +79,58 @@ class WorkerQueue:
         exchanges = want == 1 and len(settlements) == 1 and len(environments) == 1
         # While weights or pauses last, a try would cost each claim another round trip.
         if exchanges and time.monotonic() >= self._unusual_until_s:
-            answer = await self._try_exchange(worker, environments[0], token, ends[0], uploads)
+            ((item, end),) = ends
+            answer = await self.shard.run(
+                "exchange",
+                uploads,
+                worker=worker,
+                token=token,
+                environment=environments[0],
+                request_id=item.request_id,
+                settled_token=item.token,
+                reply=b"" if end[-1] else item.reply,
+                cpu_ms=item.cpu_ms,
+                **dict(zip(_END, end, strict=True)),
+            )
+            # None and 0 mean that ``claim`` has to be called; after 0 that may last.
             if answer == 0:
                 self._unusual_until_s = time.monotonic() + _UNUSUAL_S
             if answer:
                 return await self._with_bodies(read_exchanged(answer, token))
             # The server has the uploads by now.
             uploads = {}
-        answer = await self._run_claim(worker, environments, want, busy, token, ends, uploads)
-        claimed = read_claimed(answer, token, len(settlements))
-        if missing := [number - 1 for number in answer["missing"]]:
+        about = {"worker": worker, "token": token, "busy": busy}
+        claimed, missing = await self._run_claim(
+            ends, uploads, want=want, environments=environments, **about
+        )
+        if missing:
             # A full memory refuses uploads, but takes replies inside the call.
-            whole = [(ends[n][0], (*ends[n][1][:-1], False)) for n in missing]
-            answer = await self._run_claim(worker, [], 0, busy, token, whole, {})
-            again = read_claimed(answer, token, len(whole))
+            whole = [(ends[n - 1][0], (*ends[n - 1][1][:-1], False)) for n in missing]
+            again, _ = await self._run_claim(whole, {}, want=0, environments=[], **about)
             accepted = list(claimed.accepted)
             for n, counted in zip(missing, again.accepted, strict=True):
-                accepted[n] = counted
+                accepted[n - 1] = counted
             claimed = replace(claimed, accepted=tuple(accepted), held=again.held)
         return await self._with_bodies(claimed)
 
     async def _run_claim(
-        self,
-        worker: str,
-        environments: Sequence[str],
-        want: int,
-        busy: int,
-        token: str,
-        settlements: Sequence[_Ended],
-        uploads: Mapping[str, bytes],
-    ) -> dict[str, Any]:
-        ends: dict[tuple[object, ...], int] = {}
+        self, ends: Sequence[_Ended], uploads: Mapping[str, bytes], **arguments: Any
+    ) -> tuple[Claimed, list[int]]:
+        """Runs ``claim``; also returns the numbers of settlements whose uploads are missing."""
+        kinds: dict[tuple[object, ...], int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
-                ends.setdefault(end, len(ends) + 1),
+                kinds.setdefault(end, len(kinds) + 1),
                 item.cpu_ms,
                 b"" if end[-1] else item.reply,
             )
-            for item, end in settlements
+            for item, end in ends
         ]
-        answer = await self.shard.run(
-            "claim",
-            uploads,
-            worker=worker,
-            token=token,
-            want=want,
-            busy=busy,
-            ends=[dict(zip(_END, end, strict=True)) for end in ends],
-            settlements=rows,
-            environments=environments,
-        )
-        return cast("dict[str, Any]", answer)
-
-    async def _try_exchange(
-        self,
-        worker: str,
-        environment: str,
-        token: str,
-        ended: _Ended,
-        uploads: Mapping[str, bytes],
-    ) -> Any:
-        """Tries ``exchange`` for one result and one request, and returns the script's answer.
-
-        None and 0 mean that ``claim`` has to be called; after 0 that may last.
-        """
-        item, end = ended
-        return await self.shard.run(
-            "exchange",
-            uploads,
-            worker=worker,
-            token=token,
-            environment=environment,
-            request_id=item.request_id,
-            settled_token=item.token,
-            reply=b"" if end[-1] else item.reply,
-            cpu_ms=item.cpu_ms,
-            **dict(zip(_END, end, strict=True)),
-        )
+        fields = [dict(zip(_END, kind, strict=True)) for kind in kinds]
+        answer = await self.shard.run("claim", uploads, ends=fields, settlements=rows, **arguments)
+        return read_claimed(answer, arguments["token"], len(rows)), answer["missing"]
 
     async def _with_bodies(self, claimed: Claimed) -> Claimed:
         jobs = await self.fetch_bodies(claimed.jobs)
@@ -182,11 +155,7 @@ class WorkerQueue:
         self, worker: str, holds: Collection[str]
     ) -> tuple[tuple[Job, ...], list[str]]:
         """Returns requests leased to ``worker`` beside those it ``holds``, and those it lost."""
-        answer = await self.shard.run(
-            "reconcile",
-            worker=worker,
-            request_ids=list(holds),
-        )
+        answer = await self.shard.run("reconcile", worker=worker, request_ids=list(holds))
         jobs = read_jobs(answer, map(text_of, answer["tokens"]))
         lost = [text_of(request_id) for request_id in answer["lost"]]
         return await self.fetch_bodies(jobs), lost
@@ -237,20 +206,12 @@ class WorkerQueue:
 
         Returns how many of the leases were current. ``leave``: the worker leaves the fleet.
         """
-        given = await self.shard.run(
-            "release",
-            worker=worker,
-            how=how,
-            leave=leave,
-            leases=leases,
-        )
+        given = await self.shard.run("release", worker=worker, how=how, leave=leave, leases=leases)
         return cast(int, given)
 
     async def reap(self) -> Reaped:
         """Requeues up to 100 requests of one worker whose lease has expired."""
-        answer = await self.shard.run(
-            "reap",
-        )
+        answer = await self.shard.run("reap")
         return Reaped(
             requeued=answer["queued"],
             poisoned=answer["poisoned"],

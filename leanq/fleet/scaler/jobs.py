@@ -81,8 +81,6 @@ class _Environment:
 
 
 class JobTarget(Target, abc.ABC):
-    """Jobs of one scheduler, one for each worker."""
-
     def __init__(self, environments: Collection[str]) -> None:
         self._idleness = Idleness()
         self._environments = {name: _Environment() for name in environments}

@@ -25,8 +25,6 @@ log = logging.getLogger("leanq.scaler")
 
 @dataclass(slots=True)
 class _Environment:
-    """The loop's knowledge of one environment."""
-
     settings: ScaleSettings
     memory: Memory | None = None
     stats: Stats | None = None
@@ -169,7 +167,6 @@ class Scaler:
 
 
 def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
-    """Returns the policy's input."""
     environment = seen.environments.get(name) or EnvironmentStats()
     idle = [row for row in seen.living if row.held == 0]
     return Stats(
