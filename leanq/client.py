@@ -33,7 +33,15 @@ from leanq.producer.request_builder import (
     RequestBuilder,
     SubmitOptions,
 )
-from leanq.producer.route import ClientTimings, NoWorker, Route, RouteOptions, WhenFull
+from leanq.producer.route import (
+    CallingBack,
+    ClientTimings,
+    NoWorker,
+    Route,
+    RouteOptions,
+    Waiter,
+    WhenFull,
+)
 from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply
@@ -255,9 +263,9 @@ class AsyncLeanQClient(_Client):
     async def attach(self, request_id: str) -> Reply:
         """Returns the reply to a request submitted before; raises LostError if it is unknown."""
         request_id = self._builder.request_id(request_id)
-        route, waiter = self._open_route(), _Awaiting(self._loop)
+        route, (waiter, future) = self._open_route(), self._awaited()
         route.attach(request_id, waiter)
-        return await self._end(request_id, waiter, lambda reply: reply)
+        return await self._end(request_id, waiter, future, lambda reply: reply)
 
     @property
     def campaigns(self) -> AsyncCampaignsClient:
@@ -272,20 +280,41 @@ class AsyncLeanQClient(_Client):
     def _send(
         self, prepared: PreparedRequest[Reply], done: Callable[[ReplyOrError], None]
     ) -> Callable[[], object]:
-        route = self._open_route()
-        waiter = _CallingBack(prepared, done)
+        def ended(end: Reply | LeanQError) -> None:
+            done(prepared.read(end) if isinstance(end, Reply) else end)
+
+        route, waiter = self._open_route(), CallingBack(ended)
         route.send(prepared, waiter)
         return lambda: route.cancel(prepared.submission.request_id, waiter)
 
     def _reply(self, prepared: PreparedRequest[_T]) -> Coroutine[Any, Any, _T]:
-        route, waiter = self._open_route(), _Awaiting(self._loop)
+        route, (waiter, future) = self._open_route(), self._awaited()
         route.send(prepared, waiter)
-        return self._end(prepared.submission.request_id, waiter, prepared.read)
+        return self._end(prepared.submission.request_id, waiter, future, prepared.read)
 
-    async def _end(self, request_id: str, waiter: _Awaiting, read: Callable[[Reply], _T]) -> _T:
+    def _awaited(self) -> tuple[Waiter, asyncio.Future[Reply]]:
+        future: asyncio.Future[Reply] = self._loop.create_future()
+
+        def ended(end: Reply | LeanQError) -> None:
+            if future.done():
+                return
+            if isinstance(end, LeanQError):
+                future.set_exception(end)
+            else:
+                future.set_result(end)
+
+        return CallingBack(ended), future
+
+    async def _end(
+        self,
+        request_id: str,
+        waiter: Waiter,
+        future: asyncio.Future[Reply],
+        read: Callable[[Reply], _T],
+    ) -> _T:
         route = self._open_route()
         try:
-            return read(await waiter.future)
+            return read(await future)
         except asyncio.CancelledError:
             route.cancel(request_id, waiter)
             raise
@@ -294,44 +323,6 @@ class AsyncLeanQClient(_Client):
         if self._route is None:
             raise ClosedError("the client is not open; enter it with 'async with'")
         return self._route
-
-
-class _Awaiting:
-    """The waiter of a task."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[Reply] = loop.create_future()
-
-    def acknowledged(self) -> None:
-        pass
-
-    def ended(self, end: Reply | LeanQError) -> None:
-        if self.future.done():
-            return
-        if isinstance(end, LeanQError):
-            self.future.set_exception(end)
-        else:
-            self.future.set_result(end)
-
-
-class _CallingBack:
-    """The waiter of one of many codes."""
-
-    __slots__ = ("_done", "_prepared")
-
-    def __init__(
-        self, prepared: PreparedRequest[Reply], done: Callable[[ReplyOrError], None]
-    ) -> None:
-        self._prepared = prepared
-        self._done = done
-
-    def acknowledged(self) -> None:
-        pass
-
-    def ended(self, end: Reply | LeanQError) -> None:
-        self._done(self._prepared.read(end) if isinstance(end, Reply) else end)
 
 
 class LeanQClient(_Client, FutureClient):

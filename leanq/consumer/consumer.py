@@ -130,7 +130,6 @@ class Consumer:
 
     @property
     def _share(self) -> int:
-        """Returns how many requests may be claimed now."""
         if not self.state.claim_is_due:
             return 0
         return self._slot_pool.share(self, ahead=self.state.claims_ahead)
@@ -170,7 +169,6 @@ class Consumer:
                 await asyncio.sleep(next(pauses))
 
     async def _wait_until_due(self) -> None:
-        """Sleeps until there is something to do."""
         due = (
             self.requests.has_results or self.state.in_doubt or any(self.requests.returns.values())
         )
@@ -294,32 +292,25 @@ class Consumer:
                 pauses = self._backoff()
                 if isinstance(heard, Stop):
                     self.requests.drop(heard.request_id)
+                elif heard and self._slot_pool.available <= 0:
+                    # Wake idle workers instead.
+                    for environment in self._drivers:
+                        await self._queue.notify(environment)
                 elif heard:
-                    await self._on_wakeup()
+                    self._claim_soon()
+                    # Without this wait one worker would take every token.
+                    await _wait(self._claimed, time.monotonic() + 1.0)
+                    # Requests of the claim may have ended already: settle them first.
+                    await asyncio.sleep(0)
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
                 # A wake-up may have been lost with the connection.
                 self._claim_soon()
 
-    async def _on_wakeup(self) -> None:
-        """Makes this worker claim, or wakes an idle one."""
-        if self._slot_pool.available <= 0:
-            for environment in self._drivers:
-                await self._queue.notify(environment)
-            return
-        self._claim_soon()
-        await self._until_claimed()
-
     def _claim_soon(self) -> None:
         self._claimed.clear()
         self.state.notified()
         self._wake.set()
-
-    async def _until_claimed(self) -> None:
-        # Without this wait one worker would take every token.
-        await _wait(self._claimed, time.monotonic() + 1.0)
-        # Requests of the claim may have ended already: settle them first.
-        await asyncio.sleep(0)
 
     # Giving back
 

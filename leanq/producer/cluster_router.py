@@ -29,7 +29,7 @@ from leanq.errors import (
 from leanq.producer.destination import Clusters
 from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest, Whereabouts
-from leanq.producer.route import RouteOptions, Waiter
+from leanq.producer.route import CallingBack, RouteOptions, Waiter
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply
@@ -115,11 +115,14 @@ class _Attached:
         self.waiter = waiter
         self._router = router
         self.request_id = request_id
-        self._asked: dict[Cluster, _Question] = {}
+        self._asked: dict[Cluster, Waiter] = {}
         self._best: Reply | LeanQError | None = None
 
     def ask(self, clusters: Sequence[Cluster]) -> None:
-        self._asked = {cluster: _Question(self, cluster) for cluster in clusters}
+        self._asked = {
+            cluster: CallingBack(partial(self._answered, cluster), self.waiter.acknowledged)
+            for cluster in clusters
+        }
         for cluster, question in list(self._asked.items()):
             cluster.router.attach(self.request_id, question)
 
@@ -127,7 +130,7 @@ class _Attached:
         for cluster, question in self._asked.items():
             cluster.router.cancel(self.request_id, question)
 
-    def answered(self, cluster: Cluster, end: Reply | LeanQError) -> None:
+    def _answered(self, cluster: Cluster, end: Reply | LeanQError) -> None:
         del self._asked[cluster]
         if isinstance(end, Reply):
             self._router.learn(cluster, end)
@@ -137,22 +140,6 @@ class _Attached:
         is_over = not self._asked or _worth(end) == _FINAL
         if is_over and self._router.outstanding.holds(self):
             self._router.outstanding.end(self.request_id, self._best)
-
-
-class _Question:
-    """The waiter that one of several clusters has for an attached request."""
-
-    __slots__ = ("_attached", "_cluster")
-
-    def __init__(self, attached: _Attached, cluster: Cluster) -> None:
-        self._attached = attached
-        self._cluster = cluster
-
-    def acknowledged(self) -> None:
-        self._attached.waiter.acknowledged()
-
-    def ended(self, end: Reply | LeanQError) -> None:
-        self._attached.answered(self._cluster, end)
 
 
 _FINAL = 3
@@ -169,8 +156,6 @@ def _worth(end: Reply | LeanQError) -> int:
 
 
 class ClusterRouter:
-    """The route to all clusters of a client."""
-
     def __init__(self, clusters: Clusters, options: RouteOptions) -> None:
         self._weights = clusters
         self.clusters: list[Cluster] = []

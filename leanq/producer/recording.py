@@ -17,6 +17,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
 from leanq.fleet.shown import plural
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import Route, Waiter
+from leanq.producer.route import CallingBack, Route, Waiter
 from leanq.queue import wire
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import MAX_REQUEST_BYTES
@@ -73,13 +74,15 @@ class RecordingRoute:
     def __init__(self, route: Route, folder: Path) -> None:
         self.route = route
         self._journal = Journal(folder)
-        self._recording: dict[Waiter, _Recording] = {}
+        # The waiters that record, by those of callers.
+        self._recording: dict[Waiter, Waiter] = {}
 
     async def open(self) -> None:
         await self.route.open()
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        recording = self._recording[waiter] = _Recording(self, prepared, waiter)
+        ended = partial(self._ended, prepared, waiter)
+        recording = self._recording[waiter] = CallingBack(ended, waiter.acknowledged)
         self.route.send(prepared, recording)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
@@ -92,7 +95,7 @@ class RecordingRoute:
         await self.route.close(withdraw=withdraw)
         self._journal.close()
 
-    def ended(
+    def _ended(
         self, prepared: PreparedRequest[Any], waiter: Waiter, end: Reply | LeanQError
     ) -> None:
         """Records the end of a request, and passes it on even if recording fails."""
@@ -109,23 +112,6 @@ class RecordingRoute:
             ended_ms, reply = time.time_ns() // 1_000_000, replace(reply, infotree=None)
             labels, environment = prepared.labels, prepared.submission.environment
             self._journal.write(Recorded(ended_ms, environment, labels, request, reply))
-
-
-class _Recording:
-    """The waiter of a request that is recorded."""
-
-    __slots__ = ("_prepared", "_route", "_waiter")
-
-    def __init__(
-        self, route: RecordingRoute, prepared: PreparedRequest[Any], waiter: Waiter
-    ) -> None:
-        self._route, self._prepared, self._waiter = route, prepared, waiter
-
-    def acknowledged(self) -> None:
-        self._waiter.acknowledged()
-
-    def ended(self, end: Reply | LeanQError) -> None:
-        self._route.ended(self._prepared, self._waiter, end)
 
 
 class Journal:

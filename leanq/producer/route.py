@@ -67,6 +67,19 @@ class Waiter(Protocol):
         """Takes the end of the request; called once, unless the request was cancelled before."""
 
 
+class CallingBack:
+    """A waiter that calls functions."""
+
+    __slots__ = ("acknowledged", "ended")
+
+    def __init__(
+        self,
+        ended: Callable[[Reply | LeanQError], None],
+        acknowledged: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.ended, self.acknowledged = ended, acknowledged
+
+
 class Route(Protocol):
     """Carries a client's requests. All methods are called in one event loop."""
 
@@ -98,13 +111,11 @@ class RouteTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs ``work`` in the running loop."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     async def cancel(self) -> None:
-        """Cancels all tasks, and returns when they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -75,7 +75,6 @@ class TracedRoute:
         await self.route.close(withdraw=withdraw)
 
     def ended(self, traced: _Traced, end: Reply | LeanQError) -> None:
-        """Ends the spans of a request."""
         self._traced.pop(traced.waiter, None)
         span, now_ns = traced.span, time.time_ns()
         traced.end_sent()
