@@ -14,11 +14,12 @@ keep nothing from one call to the next: the first lines of a part say how ``each
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha1
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -33,13 +34,6 @@ LARGE_BATCH_BYTES = 2 << 20
 
 Scripts see none of them. With fewer bytes, the cost of the call itself would count."""
 
-# How Lua reads a value of each kind; a value without a kind is read as it was sent.
-_KINDS = {
-    "": "{}",
-    "int": "tonumber({})",
-    "flag": "{} == '1'",
-    "packed": "cmsgpack.unpack({})",
-}
 _HEADER = re.compile(r"-- (parts|arguments|each call): (.*)")
 _HEADER_LINES = 5
 # Scripts unpack these values with cmsgpack, which knows no msgpack type of bytes.
@@ -51,42 +45,58 @@ _MAIN, _RETURN = "local function main(KEYS, ARGV)", "return main(KEYS, ARGV)"
 class Script:
     """A script's arguments and answer.
 
+    All values but those of kind ``bytes`` travel as one, packed: each value costs the server as
+    much as five packed ones. Texts, numbers, booleans, lists and maps keep their types.
+
     Attributes:
-        scalars: its single arguments, as ``NAME`` or ``NAME:KIND``. Kinds: ``int``, ``flag``,
-            ``packed`` (sent as msgpack). Without a kind the value is text or bytes.
-        rows: its lists, and the fields of each row; a list without fields has plain values. Rows
-            are sent by columns, and Lua reads them so: ``NAME.FIELD[i]`` is of the i-th row. All
-            columns of a list travel as one value, since each value costs the server as much as five
-            packed ones. Columns of kind ``bytes`` are sent as they are. Numbers and flags in rows
-            keep their types, so they need no kind.
+        scalars: its single arguments, as ``NAME``, or ``NAME:bytes`` for what may be no text.
+        rows: its lists, and the fields of each row, likewise; a list without fields has plain
+            values. Lua reads rows by columns: ``NAME.FIELD[i]`` is of the i-th row.
         answer: the names of the values in its answer; empty if it answers one value, which is
             returned as it is.
     """
 
     scalars: str = ""
-    rows: Mapping[str, str] | None = None
+    rows: Mapping[str, str] = field(default_factory=dict)
     answer: str = ""
 
     @cached_property
     def names(self) -> set[str]:
-        return {name for name, _ in _fields(self.scalars)} | set(self.rows or ())
+        return {*self._scalars, *self.rows}
+
+    @cached_property
+    def _scalars(self) -> dict[str, str]:
+        return _fields(self.scalars)
+
+    @cached_property
+    def _rows(self) -> dict[str, dict[str, str]]:
+        return {name: _fields(text) for name, text in self.rows.items()}
 
     def values(self, arguments: Mapping[str, Any]) -> list[Any]:
         """Returns the arguments in the order of sending; raises TypeError if any differ."""
         if arguments.keys() != self.names:
             raise TypeError(f"expected {sorted(self.names)}, got {sorted(arguments)}")
-        sent = [_sent(arguments[name], kind) for name, kind in _fields(self.scalars)]
-        for name, text in (self.rows or {}).items():
-            if fields := _fields(text):
-                sent += _columns(name, fields, arguments[name])
-            else:
-                sent += (len(arguments[name]), *arguments[name])
-        return sent
+        packed: list[Any] = []
+        apart: list[Any] = []
+        for name, kind in self._scalars.items():
+            (apart if kind else packed).append(arguments[name])
+        for name, fields in self._rows.items():
+            rows = arguments[name]
+            if not fields:
+                packed.append([*rows])
+                continue
+            try:
+                columns = [*zip(*rows, strict=True)] or [()] * len(fields)
+                sent = [*zip(columns, fields.values(), strict=True)]
+            except ValueError:
+                raise TypeError(f"expected {len(fields)} fields in each of {name}") from None
+            packed.append([column for column, kind in sent if not kind])
+            apart += chain.from_iterable(column for column, kind in sent if kind)
+        return [_pack(packed), *apart]
 
     def declarations(self) -> str:
         """Returns the lines of Lua that declare the arguments and the function ``answer``."""
-        names = [name for name, _ in _fields(self.scalars)]
-        lines = [f"local {', '.join(('tag', *names, *(self.rows or ())))}"]
+        lines = [f"local {', '.join(('tag', *self._scalars, *self.rows))}"]
         if self.answer:
             named = ", ".join(f"named.{name}" for name in self.answer.split())
             lines.append(f"local function answer(named) return {{{named}}} end")
@@ -95,14 +105,25 @@ class Script:
     def prologue(self) -> str:
         """Returns the lines of Lua that bind the arguments of one call."""
         lines = ["tag = KEYS[1]"]
-        scalars = _fields(self.scalars)
-        if scalars:
-            values = (_read(f"ARGV[{i}]", kind) for i, (_, kind) in enumerate(scalars, 1))
-            lines.append(f"{', '.join(name for name, _ in scalars)} = {', '.join(values)}")
-        if self.rows:
-            lines.append(f"local next_arg, columns, list = {len(scalars) + 1}")
-        for name, text in (self.rows or {}).items():
-            lines += _rows_prologue(name, _fields(text))
+        packed = [*(name for name, kind in self._scalars.items() if not kind), *self.rows]
+        if packed:
+            values = f"unpack(cmsgpack.unpack(ARGV[1]), 1, {len(packed)})"
+            lines.append(f"{', '.join(packed)} = {values}")
+        apart = [name for name, kind in self._scalars.items() if kind]
+        lines += (f"{name} = ARGV[{number}]" for number, name in enumerate(apart, 2))
+        lines.append(f"local last_arg = {1 + len(apart)}")
+        for name, fields in self._rows.items():
+            own = [each for each, kind in fields.items() if not kind]
+            columns = (f"{each} = {name}[{number}]" for number, each in enumerate(own, 1))
+            if fields:
+                lines.append(f"{name} = {{{', '.join(columns)}}}")
+            for each in (each for each, kind in fields.items() if kind):
+                column, count = f"{name}.{each}", f"#{name}.{own[0]}"
+                lines += (
+                    f"{column} = {{}}",
+                    f"for i = 1, {count} do {column}[i] = ARGV[last_arg + i] end",
+                    f"last_arg = last_arg + {count}",
+                )
         return "\n".join(lines)
 
     def named(self, answer: Any) -> Any:
@@ -112,75 +133,33 @@ class Script:
         return dict(zip(self.answer.split(), answer, strict=True))
 
 
-def _fields(text: str) -> list[tuple[str, str]]:
-    pairs = (word.partition(":") for word in text.split())
-    return [(name, kind) for name, _, kind in pairs]
-
-
-def _read(expression: str, kind: str) -> str:
-    return _KINDS[kind].format(expression)
-
-
-def _sent(value: Any, kind: str) -> Any:
-    return _pack(value) if kind == "packed" else int(value) if kind == "flag" else value
-
-
-def _columns(
-    name: str, fields: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]
-) -> Iterator[Any]:
-    columns: Sequence[Sequence[Any]] = [()] * len(fields)
-    if rows:
-        try:
-            columns = [column for column, _ in zip(zip(*rows, strict=True), fields, strict=True)]
-        except ValueError:
-            raise TypeError(f"expected {len(fields)} fields in each of {name}") from None
-    kinds = [kind for _, kind in fields]
-    yield _pack([column for column, kind in zip(columns, kinds, strict=True) if kind != "bytes"])
-    for column, kind in zip(columns, kinds, strict=True):
-        if kind == "bytes":
-            yield from column
-
-
-def _rows_prologue(name: str, fields: Sequence[tuple[str, str]]) -> Iterator[str]:
-    if not fields:
-        yield "list = {}"
-        yield "for i = 1, ARGV[next_arg] do list[i] = ARGV[next_arg + i] end"
-        yield f"{name}, next_arg = list, next_arg + 1 + ARGV[next_arg]"
-        return
-    packed = [field for field, kind in fields if kind != "bytes"]
-    columns = (f"{field} = columns[{n}]" for n, field in enumerate(packed, 1))
-    yield "columns = cmsgpack.unpack(ARGV[next_arg])"
-    yield f"{name} = {{{', '.join(columns)}}}"
-    for field in (field for field, kind in fields if kind == "bytes"):
-        yield "list = {}"
-        yield "for i = 1, #columns[1] do list[i] = ARGV[next_arg + i] end"
-        yield f"{name}.{field}, next_arg = list, next_arg + #columns[1]"
-    yield "next_arg = next_arg + 1"
+def _fields(text: str) -> dict[str, str]:
+    """Returns the names in a text, each with its kind."""
+    return {name: kind for name, _, kind in (word.partition(":") for word in text.split())}
 
 
 SCRIPTS: Mapping[str, Script] = {
     "submit": Script(
-        "client max_waiting:int remember_ms:int upload kinds:packed",
+        "client max_waiting remember_ms upload kinds",
         {"requests": "request_id kind tenant digest body:bytes"},
     ),
     "claim": Script(
-        "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int "
-        "ends:packed",
+        "worker lease_ms reply_ttl_ms token want busy max_attempts remember_ms ends",
         {"settlements": "request_id token how cpu_ms reply:bytes", "environments": ""},
         "fenced missing request_ids records isolated held must_empty now_ms",
     ),
     "exchange": Script(
-        "worker lease_ms:int reply_ttl_ms token remember_ms:int environment request_id "
-        "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint uploaded:flag",
+        "worker lease_ms reply_ttl_ms token remember_ms environment request_id "
+        "settled_token reply:bytes cpu_ms outcome reason warm way fingerprint uploaded",
         answer="request_id record held now_ms",
     ),
     "reconcile": Script(
-        "worker max_attempts:int",
+        "worker max_attempts",
         {"request_ids": ""},
         "request_ids records tokens isolated lost now_ms",
     ),
     "renew": Script(
-        "worker lease_ms:int idle_lease_ms:int max_attempts:int reply_ttl_ms",
+        "worker lease_ms idle_lease_ms max_attempts reply_ttl_ms",
         {
             "environments": "",
             "tallies": "name n",
@@ -188,43 +167,41 @@ SCRIPTS: Mapping[str, Script] = {
         },
         "held expired timed_out known workers waiting",
     ),
-    "release": Script(
-        "worker max_attempts:int reply_ttl_ms how leave:flag", {"leases": "request_id token"}
-    ),
+    "release": Script("worker max_attempts reply_ttl_ms how leave", {"leases": "request_id token"}),
     "cancel": Script("reply_ttl_ms", {"request_ids": ""}),
-    "lookup": Script("client reply_ttl_ms max_attempts:int", {"request_ids": ""}),
+    "lookup": Script("client reply_ttl_ms max_attempts", {"request_ids": ""}),
     "reap": Script(
-        "max_attempts:int reply_ttl_ms lease_ms:int",
+        "max_attempts reply_ttl_ms lease_ms",
         answer="queued poisoned more expiry_grace_ms",
     ),
     "register": Script(
-        "worker lease_ms:int info", {"environments": "name fingerprint about:bytes"}
+        "worker lease_ms info:bytes", {"environments": "name fingerprint about:bytes"}
     ),
     "notify": Script("environment"),
     "notify_worker": Script("worker"),
-    "pause": Script("kind name set:flag"),
-    "alias": Script("kind name target check:flag set:flag"),
+    "pause": Script("kind name set"),
+    "alias": Script("kind name target check set"),
     "status": Script(
         answer="stats environments workers priorities quarantined dead paused decisions weights "
         "aliases memories"
     ),
     "state_keep": Script(rows={"records": "bucket field:bytes record:bytes"}),
-    "state_recall": Script("id shards:int max_records:int"),
-    "state_collect": Script("unused_hours:int buckets:int max_records", answer="removed ended"),
+    "state_recall": Script("id:bytes shards max_records"),
+    "state_collect": Script("unused_hours buckets max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
-    "snapshot_keep": Script("key manifest ttl_ms", {"chunks": ""}),
-    "snapshot_room": Script(
-        "key bytes:int budget:int max_snapshots:int coming_ms:int", {"chunks": ""}
-    ),
+    "snapshot_keep": Script("key manifest:bytes ttl_ms", {"chunks": ""}),
+    "snapshot_room": Script("key bytes budget max_snapshots coming_ms", {"chunks": ""}),
     "replay_open": Script(
         "name entries max_bytes reservoir weighted",
         answer="entries max_bytes reservoir weighted base",
     ),
-    "replay_write": Script("name writer serial writer_ms randoms", {"items": "weight entry:bytes"}),
+    "replay_write": Script(
+        "name writer serial writer_ms randoms:bytes", {"items": "weight entry:bytes"}
+    ),
     "replay_drop": Script("name"),
-    "replay_refuse": Script("name refused:int evict:int"),
-    "replay_publish": Script("name expected value"),
-    "replay_sample": Script("name count:int max_bytes:int by_weight:flag randoms"),
+    "replay_refuse": Script("name refused evict"),
+    "replay_publish": Script("name expected value:bytes"),
+    "replay_sample": Script("name count max_bytes by_weight randoms:bytes"),
 }
 """The scripts by name; the first lines of each file in ``lua/`` say what it does."""
 

@@ -321,10 +321,10 @@ class Draw:
         return {
             "outcome": pick(("accepted", "rejected")),
             "reason": pick(("", "type_error")),
-            "warm": pick((0, 1)),
+            "warm": pick((False, True)),
             "way": pick(("", "forked")),
             "fingerprint": pick(("", "f")),
-            "uploaded": pick((0, 0, 0, 1)),
+            "uploaded": pick((False, False, False, True)),
         }
 
 
@@ -377,7 +377,7 @@ class Rivals(Twin):
         new = f"t{next(self.tokens)}"
         whole = self.claim_arguments(worker, [environment], 1, 1, new) | {
             "remember_ms": remember_ms,
-            "ends": [{**end, "warm": bool(end["warm"]), "uploaded": bool(end["uploaded"])}],
+            "ends": [end],
             "settlements": [(request_id, token, 1, cpu_ms, reply)],
         }
         straight = dict(end) | {

@@ -75,11 +75,11 @@ def test_what_parts_keep_for_a_call_begins_anew_with_each() -> None:
 
 
 def test_a_call_must_name_all_arguments_and_no_others() -> None:
-    script = Script("worker count:int", {"pairs": "a b:bytes c", "names": ""})
-    good = {"worker": "w", "count": 2, "pairs": [("1", b"2", 3), ("4", b"5", 6)]}
+    script = Script("worker data:bytes count", {"pairs": "a b:bytes c", "names": ""})
+    good = {"worker": "w", "data": b"d", "count": 2, "pairs": [("1", b"2", 3), ("4", b"5", 6)]}
     good["names"] = ["x"]
-    packed = msgpack.packb([["1", "4"], [3, 6]])
-    assert script.values(good) == ["w", 2, packed, b"2", b"5", 1, "x"]
+    packed = msgpack.packb(["w", 2, [["1", "4"], [3, 6]], ["x"]])
+    assert script.values(good) == [packed, b"d", b"2", b"5"]
     ragged = [("1", b"2", 3), ("1", b"2")]
     short = {"worker": "w"}
     for bad in ({**good, "more": 1}, short, {**good, "pairs": [("1",)]}, {**good, "pairs": ragged}):
@@ -89,9 +89,9 @@ def test_a_call_must_name_all_arguments_and_no_others() -> None:
 
 async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
     script = Script(
-        "text number:int yes:flag no:flag packed:packed",
+        "text:bytes number yes no map more:bytes",
         {"rows": "name data:bytes size", "no_rows": "a b:bytes", "none": "", "plain": ""},
-        "text sum yes no names data plain",
+        "text more sum yes no names data plain",
     )
     long = "x" * 300
     values = [("a", b"\xff", 1), (long, b"", 2)]
@@ -101,7 +101,8 @@ async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
             "number": 7,
             "yes": True,
             "no": False,
-            "packed": {"list": [1, 2]},
+            "map": {"list": [1, 2]},
+            "more": b"\x00",
             "rows": values,
             "no_rows": [],
             "none": [],
@@ -109,13 +110,15 @@ async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
         }
     )
     body = """return answer({
-      text = text, sum = number + packed.list[2] + rows.size[1] + #no_rows.a + #no_rows.b + #none,
+      text = text, more = more,
+      sum = number + map.list[2] + rows.size[1] + #no_rows.a + #no_rows.b + #none,
       yes = yes and 1 or 0, no = no and 1 or 0, names = rows.name, data = rows.data,
       plain = plain})"""
     text = "\n".join(("#!lua", script.declarations(), script.prologue(), body))
     answer = shard.server.execute_command("EVAL", text, 1, shard.tag, *sent)
     assert script.named(answer) == {
         "text": b"\xff",
+        "more": b"\x00",
         "sum": 10,
         "yes": 1,
         "no": 0,

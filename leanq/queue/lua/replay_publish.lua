@@ -7,7 +7,7 @@
 local key = replay.key('value')
 local before = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
 local version = before and tonumber(string.match(before[1], '%d+')) or 0
-if expected ~= '' and tonumber(expected) ~= version then return false end
+if expected ~= '' and expected ~= version then return false end
 local next_version = replay.text(math.max(version + 1, now))
 redis.call('XADD', key, 'MAXLEN', '=', 1, next_version .. '-0', '', value)
 return next_version

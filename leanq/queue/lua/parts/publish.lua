@@ -99,7 +99,7 @@ end
 function publish.verdict(r, verdict, reason, attempts, queued_ms)
   return cmsgpack.pack({'', 1, {verdict = verdict, reason = reason, attempts = attempts,
     queued_s = queued_ms / 1000, content = r.digest ~= '' and r.digest .. ' ' .. r.environment or '',
-    spent = {tonumber(reply_ttl_ms), 0, 0, 0, false, r.lost}, submitted_ms = r.submitted}})
+    spent = {reply_ttl_ms, 0, 0, 0, false, r.lost}, submitted_ms = r.submitted}})
 end
 
 function publish.all()
