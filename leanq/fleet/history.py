@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from leanq.errors import UsageError
-from leanq.fleet.stats import Total, read_total
+from leanq.fleet.stats import read_total
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.operator_queue import every_queue
 from leanq.queue.settings import Settings
@@ -28,6 +28,8 @@ _MOST_S = 1500 * MINUTE_S
 _MOST_ROWS = 48
 _PERIODS_S = (60, 300, 900, 1800, 3600)
 _BOUNDS = (*map(str, BUCKETS_S), "inf")
+# Totals of now that no note has, so that there is no difference of them.
+_NOT_NOTED = ("reason", "waited", "ran")
 
 
 @dataclass(slots=True)
@@ -166,21 +168,12 @@ def _measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> Iterator[Measure
             start_s = before["minute"] * MINUTE_S
             yield Measure(start_s, "", "workers", "", before.get("workers", 0))
             for name in {*before, *after}:
-                if not (total := read(name)):
+                total = read(name)
+                if not total or total.what in _NOT_NOTED:
                     continue
                 had, has = before.get(name, 0), after.get(name, 0)
                 # A failover may have rolled a counter back.
                 value = had if total.what == "waiting" else max(0, has - had)
-                if value and (shown := _shown(total)):
-                    what, part, scale = shown
-                    yield Measure(start_s, total.environment, what, part, value * scale)
-
-
-def _shown(read: Total) -> tuple[str, str, float] | None:
-    """Returns the measure and the part of a total, and the factor of its number."""
-    if read.what.endswith("_ms"):
-        return f"{read.what[:-3]}_s", read.part, 0.001
-    if read.what == "took":
-        is_bucket = read.part.isdecimal() and int(read.part) < len(_BOUNDS)
-        return (read.what, _BOUNDS[int(read.part)], 1) if is_bucket else None
-    return read.what, read.part, 1
+                if value:
+                    part = _BOUNDS[int(total.part)] if total.what == "took" else total.part
+                    yield Measure(start_s, total.environment, total.what, part, value / total.unit)

@@ -249,29 +249,22 @@ class Total(NamedTuple):
     """The meaning of a total that the scripts keep by environment.
 
     Attributes:
-        what: ``submitted``, ``finished``, ``reason`` or ``waiting``; ``waited_ms``, ``ran_ms`` or
-            ``took_ms`` for a sum of times; ``waited``, ``ran`` or ``took`` for a bucket of their
-            histogram; ``cpu_ms`` for CPU time, and ``tenant_cpu_ms`` for a tenant's.
+        what: ``submitted``, ``finished``, ``reason`` or ``waiting``; ``waited_s``, ``ran_s`` or
+            ``took_s`` for a sum of times; ``waited``, ``ran`` or ``took`` for a bucket of their
+            histogram; ``cpu_s`` for CPU time, and ``tenant_cpu_s`` for a tenant's.
         part: the verdict of ``finished``, the reason, the number of a bucket, or the tenant.
+        unit: how many of what the total counts make one of ``what``.
     """
 
     what: str
     environment: str
-    part: str = ""
+    part: str
+    unit: int
 
 
-_WHAT = {
-    "s": "submitted",
-    "f": "finished",
-    "c": "reason",
-    "waiting": "waiting",
-    "u": "tenant_cpu_ms",
-    "u_ms": "cpu_ms",
-    **{f"{kind}_ms": f"{what}_ms" for kind, what in (("w", "waited"), ("r", "ran"), ("t", "took"))},
-    "w": "waited",
-    "r": "ran",
-    "t": "took",
-}
+_WHAT = {"s": "submitted", "f": "finished", "c": "reason", "waiting": "waiting"}
+_MS = {"u": "tenant_cpu_s", "u_ms": "cpu_s", "w_ms": "waited_s", "r_ms": "ran_s", "t_ms": "took_s"}
+_BUCKETS = {"w": "waited", "r": "ran", "t": "took"}
 
 
 def read_total(name: str) -> Total | None:
@@ -280,27 +273,29 @@ def read_total(name: str) -> Total | None:
     kind, _, rest = name.partition(":")
     # Names hold no colon, so the part behind one does not belong to the environment.
     environment, _, part = rest.partition(":")
-    what = _WHAT.get(kind)
-    return Total(what, environment, part) if what and environment else None
+    what = _WHAT.get(kind) or _MS.get(kind) or _BUCKETS.get(kind)
+    if not (what and environment):
+        return None
+    if kind in _BUCKETS and not (part.isdecimal() and int(part) <= len(BUCKETS_S)):
+        return None
+    return Total(what, environment, part, 1000 if kind in _MS else 1)
 
 
 def _add_total(environments: Mapping[str, EnvironmentStats], name: str, count: int) -> None:
-    total = read_total(name)
-    if total is None:
+    if (total := read_total(name)) is None:
         return
-    stats, what = environments[total.environment], total.what
-    times = {"waited": stats.waited, "ran": stats.ran, "took": stats.took}
+    stats, what, part = environments[total.environment], total.what, total.part
     if what == "submitted":
         stats.submitted = count
     elif what == "finished":
-        stats.finished[total.part] = count
+        stats.finished[part] = count
     elif what == "reason":
-        stats.reasons[total.part] = count
-    elif what == "cpu_ms":
-        stats.cpu_s = count / 1000
-    elif what == "tenant_cpu_ms":
-        stats.tenants_cpu_s[total.part] = count / 1000
-    elif what.removesuffix("_ms") in times and what.endswith("_ms"):
-        times[what.removesuffix("_ms")].sum_s = count / 1000
-    elif what in times and total.part.isdecimal() and int(total.part) < len(times[what].counts):
-        times[what].counts[int(total.part)] = count
+        stats.reasons[part] = count
+    elif what == "cpu_s":
+        stats.cpu_s = count / total.unit
+    elif what == "tenant_cpu_s":
+        stats.tenants_cpu_s[part] = count / total.unit
+    elif what in _BUCKETS.values():
+        getattr(stats, what).counts[int(part)] = count
+    elif what in _MS.values():
+        getattr(stats, what.removesuffix("_s")).sum_s = count / total.unit

@@ -113,7 +113,16 @@ def test_measures_of_all_shards_by_the_minute() -> None:
             "t:a:17": 1,
             "s:b": 0,
         },
-        {"minute": 65, "s:a": 8, "f:a:accepted": 3, "u_ms:a": 1500, "u:a:x": 1500, "r_ms:a": 20},
+        {
+            "minute": 65,
+            "s:a": 8,
+            "f:a:accepted": 3,
+            "u_ms:a": 1500,
+            "u:a:x": 1500,
+            "r_ms:a": 20,
+            # The totals of now have these from the beginning on, and no note has them.
+            "c:a:sorry": 9, "w:a:1": 7, "r:a:2": 7,
+        },
     ]
     two = [{"minute": 60, "workers": 3, "waiting:a": 1}, {"minute": 61, "f:a:accepted": 4}]
     assert measures([one, two, [note(7)]]) == [
