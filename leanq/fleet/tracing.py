@@ -233,16 +233,16 @@ def _provider(role: Role) -> TracerProvider:
     """Returns a provider that sends to the endpoint, with the sampler that the variables name."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-    class Counted(SpanExporter):
+    class Counted(OTLPSpanExporter):
         """Sends spans, and counts those that nobody takes."""
 
         def __init__(self) -> None:
             # Each batch is sent, or given up, within this time.
             timeout_s = None if any(os.environ.get(n) for n in _TIMEOUTS) else _TIMEOUT_S
-            self._exporter = OTLPSpanExporter(timeout=timeout_s)
+            super().__init__(timeout=timeout_s)
             self._lock = threading.Lock()
             self.most = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or 2048)
             self.outstanding = 0
@@ -262,7 +262,7 @@ def _provider(role: Role) -> TracerProvider:
             result = SpanExportResult.FAILURE
             try:
                 if not (self.ends and self._failed):
-                    result = self._exporter.export(spans)
+                    result = super().export(spans)
             finally:
                 self._failed = result is not SpanExportResult.SUCCESS
                 with self._lock:
@@ -272,7 +272,7 @@ def _provider(role: Role) -> TracerProvider:
             return result
 
         def shutdown(self) -> None:
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+            super().shutdown()  # type: ignore[no-untyped-call]
             if dropped := sum(n for name, n in COUNTS.items() if name[0] == _DROPPED):
                 log.warning("%d spans were not sent", dropped)
 
@@ -280,23 +280,20 @@ def _provider(role: Role) -> TracerProvider:
             self._lock = threading.Lock()
             self.outstanding = 0
 
-    class Bounded(SpanProcessor):
+    class Bounded(BatchSpanProcessor):
         """Has a thread send the spans in batches, and never waits for it."""
 
         def __init__(self) -> None:
-            self._exporter = Counted()
-            self._batches = BatchSpanProcessor(self._exporter)
+            self._counted = Counted()
+            super().__init__(self._counted)
 
         def on_end(self, span: ReadableSpan) -> None:
-            if self._exporter.takes():
-                self._batches.on_end(span)
+            if self._counted.takes():
+                super().on_end(span)
 
         def shutdown(self) -> None:
-            self._exporter.ends = True
-            self._batches.shutdown()  # type: ignore[no-untyped-call]
-
-        def force_flush(self, timeout_millis: int = 30_000) -> bool:
-            return self._batches.force_flush(timeout_millis)
+            self._counted.ends = True
+            super().shutdown()  # type: ignore[no-untyped-call]
 
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""

@@ -147,15 +147,6 @@ def variables() -> list[tuple[str, str, str]]:
     return [*((name, *about) for name, about in _OTHER_VARIABLES.items()), *declared]
 
 
-def markdown_table() -> str:
-    """Returns :func:`variables` as a table for the documents."""
-    rows = "".join(
-        f"| `{name}` | {meaning} | {default or 'none'} |\n"
-        for name, meaning, default in variables()
-    )
-    return f"| variable | meaning | default |\n| --- | --- | --- |\n{rows}"
-
-
 def _declared() -> Iterable[Field[Any]]:
     return (item for item in fields(Settings) if item.metadata)
 
