@@ -115,10 +115,6 @@ class ClaimState:
         """Notes whether the server's count of this worker's requests equals the worker's own."""
         self.in_doubt = not equal
 
-    def reconciled(self) -> None:
-        """Notes that both sides agree on what this worker holds."""
-        self.in_doubt = False
-
     def should_listen_again(self, available: int) -> bool:
         """Returns whether to call the listener back, which left the wake-ups to others."""
         return not self.listening and available > 0 and not self.claim_is_due

@@ -275,7 +275,7 @@ class Consumer:
         for job in jobs:
             log.info("reconciled %s: the answer to its claim was lost", job.request_id)
             self.requests.start(job)
-        self.state.reconciled()
+        self.state.compared(equal=True)
 
     # The listener
 

@@ -266,7 +266,7 @@ class ShardClient:
         self._queue = queue
         self._unavailable_timeout_s = options.unavailable_timeout_s
         self._timings = options.timings
-        self._on_trouble = on_trouble
+        self._note_trouble = on_trouble or (lambda: None)
         remembers = queue.shard.settings.remember_s > 0
         self.outstanding = OutstandingRequests(remembers=remembers, on_idle=self._note_idle)
         self._submitter = Submitter(queue, self.client, self.outstanding, options, on_trouble)
@@ -420,10 +420,6 @@ class ShardClient:
     def _note_idle(self) -> None:
         self._reading.clear()
         self.down_since = None
-
-    def _note_trouble(self) -> None:
-        if self._on_trouble:
-            self._on_trouble()
 
     def _note_down(self, error: UnavailableError) -> None:
         self._note_trouble()

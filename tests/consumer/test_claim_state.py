@@ -122,7 +122,7 @@ class Consuming(RuleBasedStateMachine):
 
     @rule()
     def reconciled(self) -> None:
-        self.state.reconciled()
+        self.state.compared(equal=True)
         assert not self.state.in_doubt
 
     @invariant()

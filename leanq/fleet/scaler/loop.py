@@ -14,6 +14,7 @@ import msgspec
 from leanq.errors import QueueError, TargetError, UnavailableError
 from leanq.fleet.prometheus import Sample, fleet_samples
 from leanq.fleet.scaler.targets import Ordered, Target
+from leanq.fleet.shown import plural
 from leanq.fleet.stats import DecisionRecord, EnvironmentStats, FleetStats, fleet_stats_of, unsized
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.settings import Settings
@@ -120,7 +121,7 @@ class Scaler:
                 log.warning(
                     "%s in %s, which no scaler sizes (this one: %s)%s: name it with --env, or "
                     "start workers for it",
-                    "1 request waits" if count == 1 else f"{count} requests wait",
+                    plural(count, "request waits", "requests wait"),
                     name,
                     ", ".join(self._environments),
                     "" if served else " and no worker offers",
