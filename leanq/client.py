@@ -223,12 +223,19 @@ class AsyncLeanQClient(_Client):
     ) -> AsyncGenerator[Result, None]:
         """Yields Lean's verdicts on any number of codes; as :meth:`LeanQClient.amap`."""
         shared = self._builder.shared(options)
+        make = self._builder.checks(shared)
 
         def send(code: str, done: Callable[[ReplyOrError], None]) -> Callable[[], object]:
-            return self._send(self._builder.check(code, shared), done)
+            prepared = make(code)
 
-        environment = shared.get("env", DEFAULT_ENVIRONMENT)
-        return astream(send, codes, window, ordered, environment)
+            def ended(end: Reply | LeanQError) -> None:
+                done(prepared.read(end) if isinstance(end, Reply) else end)
+
+            route, waiter = self._open_route(), CallingBack(ended)
+            route.send(prepared, waiter)
+            return lambda: route.cancel(prepared.submission.request_id, waiter)
+
+        return astream(send, shared.get("env", DEFAULT_ENVIRONMENT), codes, window, ordered)
 
     async def verify(
         self,
@@ -276,16 +283,6 @@ class AsyncLeanQClient(_Client):
         from leanq.campaigns.client import AsyncCampaignsClient
 
         return AsyncCampaignsClient(self._campaign_route())
-
-    def _send(
-        self, prepared: PreparedRequest[Reply], done: Callable[[ReplyOrError], None]
-    ) -> Callable[[], object]:
-        def ended(end: Reply | LeanQError) -> None:
-            done(prepared.read(end) if isinstance(end, Reply) else end)
-
-        route, waiter = self._open_route(), CallingBack(ended)
-        route.send(prepared, waiter)
-        return lambda: route.cancel(prepared.submission.request_id, waiter)
 
     def _reply(self, prepared: PreparedRequest[_T]) -> Coroutine[Any, Any, _T]:
         route, (waiter, future) = self._open_route(), self._awaited()

@@ -15,7 +15,6 @@ import leanq.trainers
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.local import Pool
 from leanq.producer.future_client import FutureClient
-from leanq.producer.stream import Maps
 from leanq.queue.requests import reward
 from leanq.queue.settings import Settings
 from leanq.trainers.rewards import LeanReward
@@ -26,13 +25,13 @@ PUBLIC = {
     **{each.__name__: each for each in CLASSES},
     **{
         f"{home.__name__}.{name}": method
-        for home in (LeanQClient, FutureClient, Maps)
+        for home in (LeanQClient, FutureClient)
         for name, method in vars(home).items()
         if inspect.isfunction(method) and not name.startswith("_")
     },
 }
 # They have nothing to show: an end, a test's bytes, and the half of another example.
-WITHOUT = {"FutureClient.close", "FutureClient.echo", "FutureClient.export", "Maps.check"}
+WITHOUT = {"FutureClient.close", "FutureClient.echo", "FutureClient.export"}
 
 
 def examples(name: str) -> Iterator[doctest.DocTest]:

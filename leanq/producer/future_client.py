@@ -9,12 +9,20 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+)
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from leanq.errors import ClosedError, LeanQError, UsageError
 from leanq.producer.request_builder import (
+    DEFAULT_ENVIRONMENT,
     Check,
     InEnvironment,
     PreparedRequest,
@@ -22,7 +30,7 @@ from leanq.producer.request_builder import (
     SubmitOptions,
 )
 from leanq.producer.route import Route
-from leanq.producer.stream import Maps
+from leanq.producer.stream import WINDOW, ReplyOrError, Result, Send, astream, stream
 from leanq.queue.requests import Reply
 
 _T = TypeVar("_T")
@@ -203,7 +211,7 @@ class _FutureWaiter(Generic[_T]):
             self._thread.call(self._withdraw)
 
 
-class FutureClient(Maps):
+class FutureClient:
     """Offers operations as futures, on a route that runs in a thread of the client's own.
 
     After ``os.fork()`` the child goes on with a thread and a route of its own.
@@ -357,6 +365,87 @@ class FutureClient(Maps):
     ) -> LeanQFuture[bytes]:
         """Returns the same bytes from a worker with the echo driver, after ``delay_s`` seconds."""
         return self._start(self._builder.echo(payload, delay_s, options))
+
+    def map(
+        self,
+        codes: Iterable[str],
+        *,
+        window: int = WINDOW,
+        ordered: bool = True,
+        **options: Unpack[Check],
+    ) -> Generator[Result, None, None]:
+        """Checks any number of codes with Lean, and yields a :class:`Result` for each.
+
+        The thread that iterates reads the codes as they are needed. If a code or its request is
+        faulty, its result has the ``error``.
+
+        When the iterator ends, it withdraws outstanding requests. ``close()`` and an exception from
+        the codes end it at once. A loop that is left early, as by ``break``, ends it when Python
+        collects the iterator. That is mostly at once, but a traceback can delay it;
+        ``contextlib.closing`` does not wait.
+
+        An iterator belongs to one thread at a time; a client may have many iterators. If most codes
+        import a module that the environment lacks, or lack a judge that works, the log
+        ``leanq.client`` warns of it once.
+
+        >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
+        >>> for result in lean.map(codes):
+        ...     print(result.index, result.verdict, result.error)
+        0 accepted None
+        1 rejected None
+        2 None there is no Lean code to check: the text is empty
+
+        Args:
+            codes: Lean sources, from an iterable that may be endless.
+            window: how many codes to read at most beyond those whose results were given out. All of
+                them may be outstanding, so let it be several times the fleet's slots.
+            ordered: whether results come in the order of the codes rather than as they finish. In
+                order, a late one holds up at most ``window`` others.
+            options: as of :meth:`check`, the same for all codes; ``request_id`` is not allowed.
+
+        Raises:
+            UsageError: a malformed option, at once.
+            ClosedError: the client is closed while codes are left to send.
+        """
+        self._check_may_wait("map()")
+        return stream(*self._sender(options), codes, window, ordered)
+
+    def amap(
+        self,
+        codes: Iterable[str] | AsyncIterable[str],
+        *,
+        window: int = WINDOW,
+        ordered: bool = True,
+        **options: Unpack[Check],
+    ) -> AsyncGenerator[Result, None]:
+        """Does the same as :meth:`map`, for ``async for`` in any event loop.
+
+        A task in the loop that iterates reads the codes, also while a result is awaited or in use.
+        If that ``async for`` is left early, outstanding requests are withdrawn once the loop
+        collects the iterator. ``contextlib.aclosing`` withdraws them before going on.
+
+        >>> async def verdicts(codes):
+        ...     return [result.verdict async for result in lean.amap(codes)]
+        >>> asyncio.run(verdicts(["theorem t (p : Prop) (h : p) : p := h"]))
+        ['accepted']
+        """
+        return astream(*self._sender(options), codes, window, ordered)
+
+    def _sender(self, options: Check) -> tuple[Send, str]:
+        shared = self._builder.shared(options)
+        make = self._builder.checks(shared)
+
+        def send(code: str, done: Callable[[ReplyOrError], None]) -> Callable[[], object]:
+            def ended(future: Future[Reply]) -> None:
+                # Only withdrawn requests are cancelled.
+                if not future.cancelled():
+                    done(future.exception() or future.result())
+
+            future = self._start(make(code))
+            future.add_done_callback(ended)
+            return future.cancel
+
+        return send, shared.get("env", DEFAULT_ENVIRONMENT)
 
     def _start(self, prepared: PreparedRequest[_T]) -> LeanQFuture[_T]:
         future: LeanQFuture[_T] = LeanQFuture(prepared.submission.request_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import (
     AsyncGenerator,
@@ -19,15 +18,12 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Unpack
 
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
-from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, Check, RequestBuilder
 from leanq.queue.requests import Reply, Verdict
 
 log = logging.getLogger("leanq.client")
@@ -66,107 +62,23 @@ class Result:
         return self.reply.verdict if self.reply else None
 
 
-class Maps:
-    """Adds ``map`` and ``amap`` to a client that has ``check``."""
-
-    _builder: RequestBuilder
-
-    @abstractmethod
-    def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
-        """Checks ``code`` with Lean, and returns a future of the reply."""
-
-    @abstractmethod
-    def _check_may_wait(self, what: str) -> None:
-        """Raises UsageError in a thread that must not wait for results."""
-
-    def map(
-        self,
-        codes: Iterable[str],
-        *,
-        window: int = WINDOW,
-        ordered: bool = True,
-        **options: Unpack[Check],
-    ) -> Generator[Result, None, None]:
-        """Checks any number of codes with Lean, and yields a :class:`Result` for each.
-
-        The thread that iterates reads the codes as they are needed. If a code or its request is
-        faulty, its result has the ``error``.
-
-        When the iterator ends, it withdraws outstanding requests. ``close()`` and an exception from
-        the codes end it at once. A loop that is left early, as by ``break``, ends it when Python
-        collects the iterator. That is mostly at once, but a traceback can delay it;
-        ``contextlib.closing`` does not wait.
-
-        An iterator belongs to one thread at a time; a client may have many iterators. If most codes
-        import a module that the environment lacks, or lack a judge that works, the log
-        ``leanq.client`` warns of it once.
-
-        >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
-        >>> for result in lean.map(codes):
-        ...     print(result.index, result.verdict, result.error)
-        0 accepted None
-        1 rejected None
-        2 None there is no Lean code to check: the text is empty
-
-        Args:
-            codes: Lean sources, from an iterable that may be endless.
-            window: how many codes to read at most beyond those whose results were given out. All of
-                them may be outstanding, so let it be several times the fleet's slots.
-            ordered: whether results come in the order of the codes rather than as they finish. In
-                order, a late one holds up at most ``window`` others.
-            options: as of :meth:`check`, the same for all codes; ``request_id`` is not allowed.
-
-        Raises:
-            UsageError: a malformed option, at once.
-            ClosedError: the client is closed while codes are left to send.
-        """
-        self._check_may_wait("map()")
-        sender, environment = self._sender(options)
-        return _results(_Window(sender, window, ordered, environment), iter(_many(codes)))
-
-    def amap(
-        self,
-        codes: Iterable[str] | AsyncIterable[str],
-        *,
-        window: int = WINDOW,
-        ordered: bool = True,
-        **options: Unpack[Check],
-    ) -> AsyncGenerator[Result, None]:
-        """Does the same as :meth:`map`, for ``async for`` in any event loop.
-
-        A task in the loop that iterates reads the codes, also while a result is awaited or in use.
-        If that ``async for`` is left early, outstanding requests are withdrawn once the loop
-        collects the iterator. ``contextlib.aclosing`` withdraws them before going on.
-
-        >>> async def verdicts(codes):
-        ...     return [result.verdict async for result in lean.amap(codes)]
-        >>> asyncio.run(verdicts(["theorem t (p : Prop) (h : p) : p := h"]))
-        ['accepted']
-        """
-        sender, environment = self._sender(options)
-        return astream(sender, codes, window, ordered, environment)
-
-    def _sender(self, options: Check) -> tuple[Send, str]:
-        shared = self._builder.shared(options)
-
-        def send(code: str, done: Callable[[ReplyOrError], None]) -> Callable[[], object]:
-            future = self.check(code, **shared)
-            future.add_done_callback(partial(_notify, done))
-            return future.cancel
-
-        return send, shared.get("env", DEFAULT_ENVIRONMENT)
+def stream(
+    send: Send, environment: str, codes: Iterable[str], window: int, ordered: bool
+) -> Generator[Result, None, None]:
+    """Yields the results of ``codes``, which ``send`` sends; as :meth:`LeanQClient.map`."""
+    return _results(_Window(send, environment, window, ordered), iter(_many(codes)))
 
 
 def astream(
     send: Send,
+    environment: str,
     codes: Iterable[str] | AsyncIterable[str],
     window: int,
     ordered: bool,
-    environment: str,
 ) -> AsyncGenerator[Result, None]:
-    """Yields the results of ``codes``, which ``send`` sends; as :meth:`Maps.amap`."""
+    """Yields the results of ``codes``, which ``send`` sends; as :meth:`LeanQClient.amap`."""
     source = codes if isinstance(codes, AsyncIterable) else iter(_many(codes))
-    return _aresults(_Window(send, window, ordered, environment), source)
+    return _aresults(_Window(send, environment, window, ordered), source)
 
 
 # Reasons that concern the environment rather than the code.
@@ -216,7 +128,7 @@ class _Window:
     Ends may arrive in any thread; the thread that iterates makes all other calls.
     """
 
-    def __init__(self, send: Send, size: int, ordered: bool, environment: str) -> None:
+    def __init__(self, send: Send, environment: str, size: int, ordered: bool) -> None:
         size = arguments.whole_number("window", size)
         if size < 1:
             raise InvalidRequestError(f"window must be at least 1, got {size}")
@@ -373,9 +285,3 @@ def _many(codes: Iterable[str]) -> Iterable[str]:
     if not isinstance(codes, Iterable):
         raise arguments.wrong_type("codes", "an iterable of texts", codes)
     return codes
-
-
-def _notify(done: Callable[[ReplyOrError], None], future: Future[Reply]) -> None:
-    # Only withdrawn requests are cancelled.
-    if not future.cancelled():
-        done(future.exception() or future.result())

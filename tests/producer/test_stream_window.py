@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import Future
-from typing import Unpack
+from typing import Any
 
 import pytest
 from support.waiting import eventually
 
-from leanq.producer.request_builder import Check, RequestBuilder
-from leanq.producer.stream import Maps
+from leanq.producer.future_client import FutureClient, LeanQFuture
+from leanq.producer.request_builder import PreparedRequest, RequestBuilder
 from leanq.queue.requests import Message, Reply
 from leanq.queue.settings import Settings
 
 
-class Answers(Maps):
+class Answers(FutureClient):
     """Ends what it is asked when it is told to."""
 
     def __init__(self) -> None:
         self._builder = RequestBuilder(Settings(url="unix:///-"), "t")
-        self.futures: list[Future[Reply]] = []
+        self._begun = None
+        self.futures: list[LeanQFuture[Any]] = []
 
-    def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
-        self.futures.append(Future())
+    def _start(self, prepared: PreparedRequest[Any]) -> LeanQFuture[Any]:
+        self.futures.append(LeanQFuture(prepared.submission.request_id))
         return self.futures[-1]
-
-    def _check_may_wait(self, what: str) -> None:
-        pass
 
 
 def test_a_loop_that_is_closed_amid_the_iteration(caplog: pytest.LogCaptureFixture) -> None:
