@@ -49,24 +49,24 @@ class Script:
     much as five packed ones. Texts, numbers, booleans, lists and maps keep their types.
 
     Attributes:
-        scalars: its single arguments, as ``NAME``, or ``NAME:bytes`` for what may be no text.
-        rows: its lists, and the fields of each row, likewise; a list without fields has plain
-            values. Lua reads rows by columns: ``NAME.FIELD[i]`` is of the i-th row.
+        plain: its arguments without rows, as ``NAME``, or ``NAME:bytes`` for what may be no text.
+        rows: its lists of rows, and the fields of each row, likewise. Lua reads rows by columns:
+            ``NAME.FIELD[i]`` is of the i-th row.
         answer: the names of the values in its answer; empty if it answers one value, which is
             returned as it is.
     """
 
-    scalars: str = ""
+    plain: str = ""
     rows: Mapping[str, str] = field(default_factory=dict)
     answer: str = ""
 
     @cached_property
     def names(self) -> set[str]:
-        return {*self._scalars, *self.rows}
+        return {*self._plain, *self.rows}
 
     @cached_property
-    def _scalars(self) -> dict[str, str]:
-        return _fields(self.scalars)
+    def _plain(self) -> dict[str, str]:
+        return _fields(self.plain)
 
     @cached_property
     def _rows(self) -> dict[str, dict[str, str]]:
@@ -78,13 +78,10 @@ class Script:
             raise TypeError(f"expected {sorted(self.names)}, got {sorted(arguments)}")
         packed: list[Any] = []
         apart: list[Any] = []
-        for name, kind in self._scalars.items():
+        for name, kind in self._plain.items():
             (apart if kind else packed).append(arguments[name])
         for name, fields in self._rows.items():
             rows = arguments[name]
-            if not fields:
-                packed.append([*rows])
-                continue
             try:
                 columns = [*zip(*rows, strict=True)] or [()] * len(fields)
                 sent = [*zip(columns, fields.values(), strict=True)]
@@ -96,7 +93,7 @@ class Script:
 
     def declarations(self) -> str:
         """Returns the lines of Lua that declare the arguments and the function ``answer``."""
-        lines = [f"local {', '.join(('tag', *self._scalars, *self.rows))}"]
+        lines = [f"local {', '.join(('tag', *self._plain, *self.rows))}"]
         if self.answer:
             named = ", ".join(f"named.{name}" for name in self.answer.split())
             lines.append(f"local function answer(named) return {{{named}}} end")
@@ -105,18 +102,17 @@ class Script:
     def prologue(self) -> str:
         """Returns the lines of Lua that bind the arguments of one call."""
         lines = ["tag = KEYS[1]"]
-        packed = [*(name for name, kind in self._scalars.items() if not kind), *self.rows]
+        packed = [*(name for name, kind in self._plain.items() if not kind), *self.rows]
         if packed:
             values = f"unpack(cmsgpack.unpack(ARGV[1]), 1, {len(packed)})"
             lines.append(f"{', '.join(packed)} = {values}")
-        apart = [name for name, kind in self._scalars.items() if kind]
+        apart = [name for name, kind in self._plain.items() if kind]
         lines += (f"{name} = ARGV[{number}]" for number, name in enumerate(apart, 2))
         lines.append(f"local last_arg = {1 + len(apart)}")
         for name, fields in self._rows.items():
             own = [each for each, kind in fields.items() if not kind]
             columns = (f"{each} = {name}[{number}]" for number, each in enumerate(own, 1))
-            if fields:
-                lines.append(f"{name} = {{{', '.join(columns)}}}")
+            lines.append(f"{name} = {{{', '.join(columns)}}}")
             for each in (each for each, kind in fields.items() if kind):
                 column, count = f"{name}.{each}", f"#{name}.{own[0]}"
                 lines += (
@@ -144,8 +140,8 @@ SCRIPTS: Mapping[str, Script] = {
         {"requests": "request_id kind tenant digest body:bytes"},
     ),
     "claim": Script(
-        "worker lease_ms reply_ttl_ms token want busy max_attempts remember_ms ends",
-        {"settlements": "request_id token how cpu_ms reply:bytes", "environments": ""},
+        "worker lease_ms reply_ttl_ms token want busy max_attempts remember_ms ends environments",
+        {"settlements": "request_id token how cpu_ms reply:bytes"},
         "fenced missing request_ids records isolated held must_empty now_ms",
     ),
     "exchange": Script(
@@ -154,22 +150,17 @@ SCRIPTS: Mapping[str, Script] = {
         answer="request_id record held now_ms",
     ),
     "reconcile": Script(
-        "worker max_attempts",
-        {"request_ids": ""},
-        "request_ids records tokens isolated lost now_ms",
+        "worker max_attempts request_ids",
+        answer="request_ids records tokens isolated lost now_ms",
     ),
     "renew": Script(
-        "worker lease_ms idle_lease_ms max_attempts reply_ttl_ms",
-        {
-            "environments": "",
-            "tallies": "name n",
-            "used": "environment tenant campaign what n",
-        },
+        "worker lease_ms idle_lease_ms max_attempts reply_ttl_ms environments",
+        {"tallies": "name n", "used": "environment tenant campaign what n"},
         "held expired timed_out known workers waiting",
     ),
     "release": Script("worker max_attempts reply_ttl_ms how leave", {"leases": "request_id token"}),
-    "cancel": Script("reply_ttl_ms", {"request_ids": ""}),
-    "lookup": Script("client reply_ttl_ms max_attempts", {"request_ids": ""}),
+    "cancel": Script("reply_ttl_ms request_ids"),
+    "lookup": Script("client reply_ttl_ms max_attempts request_ids"),
     "reap": Script(
         "max_attempts reply_ttl_ms lease_ms",
         answer="queued poisoned more expiry_grace_ms",
@@ -189,8 +180,8 @@ SCRIPTS: Mapping[str, Script] = {
     "state_recall": Script("id:bytes shards max_records"),
     "state_collect": Script("unused_hours buckets max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
-    "snapshot_keep": Script("key manifest:bytes ttl_ms", {"chunks": ""}),
-    "snapshot_room": Script("key bytes budget max_snapshots coming_ms", {"chunks": ""}),
+    "snapshot_keep": Script("key manifest:bytes ttl_ms chunks"),
+    "snapshot_room": Script("key bytes budget max_snapshots coming_ms chunks"),
     "replay_open": Script(
         "name entries max_bytes reservoir weighted",
         answer="entries max_bytes reservoir weighted base",

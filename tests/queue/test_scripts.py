@@ -75,10 +75,10 @@ def test_what_parts_keep_for_a_call_begins_anew_with_each() -> None:
 
 
 def test_a_call_must_name_all_arguments_and_no_others() -> None:
-    script = Script("worker data:bytes count", {"pairs": "a b:bytes c", "names": ""})
+    script = Script("worker data:bytes count names", {"pairs": "a b:bytes c"})
     good = {"worker": "w", "data": b"d", "count": 2, "pairs": [("1", b"2", 3), ("4", b"5", 6)]}
     good["names"] = ["x"]
-    packed = msgpack.packb(["w", 2, [["1", "4"], [3, 6]], ["x"]])
+    packed = msgpack.packb(["w", 2, ["x"], [["1", "4"], [3, 6]]])
     assert script.values(good) == [packed, b"d", b"2", b"5"]
     ragged = [("1", b"2", 3), ("1", b"2")]
     short = {"worker": "w"}
@@ -89,8 +89,8 @@ def test_a_call_must_name_all_arguments_and_no_others() -> None:
 
 async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
     script = Script(
-        "text:bytes number yes no map more:bytes",
-        {"rows": "name data:bytes size", "no_rows": "a b:bytes", "none": "", "plain": ""},
+        "text:bytes number yes no map more:bytes none plain",
+        {"rows": "name data:bytes size", "no_rows": "a b:bytes"},
         "text more sum yes no names data plain",
     )
     long = "x" * 300
