@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from leanq.fleet.history import history, measures, noted
+from leanq.fleet.history import measures, noted, periods
 from leanq.fleet.shown import counted, duration, table
 from leanq.queue.settings import Settings
 
@@ -29,18 +29,18 @@ def used_by_tenant(used_s: Mapping[str, float]) -> str:
 
 def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
     """Prints the history of the last seconds; it outlives the workers."""
-    periods = asyncio.run(history(settings, since_s))
+    found = periods(asyncio.run(noted(settings, since_s)), since_s)
     if as_json:
-        for period in periods:
+        for period in found:
             click.echo(json.dumps(asdict(period)))
         return
-    if not periods:
+    if not found:
         click.echo("nothing was recorded in that time")
         return
     rows = []
     verdicts: Counter[str] = Counter()
     tenants: Counter[str] = Counter()
-    for period in periods:
+    for period in found:
         verdicts.update(period.finished)
         tenants.update(period.tenants_cpu_s)
         ended = sum(period.finished.values())

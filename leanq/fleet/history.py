@@ -78,16 +78,6 @@ class Measure(NamedTuple):
     value: float
 
 
-async def history(settings: Settings, since_s: float) -> list[Period]:
-    """Returns the periods of the last ``since_s`` seconds, oldest first, without those that have no
-    note.
-
-    Raises:
-        UnavailableError: a shard cannot be reached.
-    """
-    return periods(await noted(settings, since_s), since_s)
-
-
 async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, int]]]:
     """Returns the notes of each shard of the last ``since_s`` seconds, oldest first, and the totals
     of now after them. Raises UnavailableError, and UsageError for more than a day."""

@@ -262,6 +262,7 @@ class Total(NamedTuple):
     unit: int
 
 
+# The first part of a name: a number of requests, a sum of milliseconds, or a bucket of times.
 _WHAT = {"s": "submitted", "f": "finished", "c": "reason", "waiting": "waiting"}
 _MS = {"u": "tenant_cpu_s", "u_ms": "cpu_s", "w_ms": "waited_s", "r_ms": "ran_s", "t_ms": "took_s"}
 _BUCKETS = {"w": "waited", "r": "ran", "t": "took"}

@@ -493,25 +493,13 @@ class Status:
     """One look at a shard or a whole queue.
 
     Attributes:
-        tallies: counters of environments, see below; also ``snapshot_bytes`` and
-            ``snapshots_evicted``.
+        tallies: counters of environments, which :func:`leanq.fleet.stats.read_total` reads; also
+            ``snapshot_bytes`` and ``snapshots_evicted``.
         paused: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and
             since when, in seconds since 1970.
         decisions: the scaler's last decision on each environment, as JSON.
         aliases: environments by alias (``e:ALIAS``), and tenants' defaults (``t:TENANT``).
         memories: the replay memories, up to a hundred of each shard.
-
-    The tallies of an environment are:
-
-    - ``s:ENVIRONMENT``: requests taken in
-    - ``f:ENVIRONMENT:VERDICT``: requests that ended
-    - ``c:ENVIRONMENT:REASON``: the reasons of their ends
-    - ``w_ms:ENVIRONMENT``: the sum of their waiting times; ``r_ms`` of their running times;
-      ``t_ms`` of both together
-    - ``w:ENVIRONMENT:N``, also with ``r`` and ``t``: how many times fell into the N-th bucket of
-      :data:`leanq.queue.metrics.BUCKETS_S`
-    - ``u_ms:ENVIRONMENT``: the CPU time used
-    - ``u:ENVIRONMENT:TENANT``: the same by tenant, in milliseconds
     """
 
     counters: Mapping[str, int]
