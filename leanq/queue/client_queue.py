@@ -128,7 +128,8 @@ class ClientQueue:
         *_, found = await self.shard.block(*first, trim, read, block_s=block_ms / 1000)
         if not found:
             return after, []
-        ((_, entries),) = found
+        # The answer is a map with one stream, or a list with one pair, by the protocol's version.
+        (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
             pairs += zip(map(text_of, fields[::2]), fields[1::2], strict=True)
@@ -136,7 +137,7 @@ class ClientQueue:
 
     async def drop_inbox(self, client: str) -> None:
         """Removes the inbox of a client that ends."""
-        await self.shard.ask(("UNLINK", self.shard.keys.of("inbox", client)))
+        await self.shard.call(lambda c: c.unlink(self.shard.keys.of("inbox", client)))
 
     async def replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """Returns the replies in order, with None for each that does not exist."""

@@ -305,8 +305,8 @@ class Link:
     async def _learn_nodes(self, client: Any) -> None:
         # Some managed servers refuse CLUSTER, so ask only servers in cluster mode.
         with contextlib.suppress(redis_errors.ResponseError):
-            (hello,) = await _converse(client.connection, [("HELLO",)])
-            if _about(hello).get(b"mode") == b"cluster":
+            hello = _about(await client.execute_command("HELLO"))
+            if hello.get(b"mode") == b"cluster":
                 ranges = await client.execute_command("CLUSTER", "SLOTS")
                 nodes = [node for _, _, *nodes in ranges for node in nodes]
                 self._address.learn((str(host or b"", "ascii"), port) for host, port, *_ in nodes)
@@ -314,11 +314,11 @@ class Link:
 
 def _about(hello: Any) -> dict[bytes, Any]:
     """Returns the server's fields of HELLO; raises redis-py's ConnectionError for nonsense."""
-    flat = hello if isinstance(hello, list) else []
-    fields = {k: v for k, v in zip(flat[::2], flat[1::2], strict=False) if type(k) is bytes}
-    if b"version" not in fields:
+    if isinstance(hello, list):
+        hello = {k: v for k, v in zip(hello[::2], hello[1::2], strict=False) if type(k) is bytes}
+    if not isinstance(hello, dict) or b"version" not in hello:
         raise redis_errors.ConnectionError("what answers there is no Redis")
-    return fields
+    return hello
 
 
 def _new_client(url: str) -> redis.Redis:
@@ -337,8 +337,6 @@ def _new_client(url: str) -> redis.Redis:
             retry=Retry(NoBackoff(), 0),
             **extra,
         )
-        # All answers are read as those of one protocol.
-        pool.connection_kwargs["protocol"] = 2
         # Check the options now; an unknown one would only show at the first call.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:

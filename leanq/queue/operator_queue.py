@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -96,9 +95,9 @@ class OperatorQueue:
         """
         key = self.shard.keys.of("weights")
         if weight is None:
-            await self.shard.ask(("HDEL", key, tenant))
+            await self.shard.call(lambda c: c.hdel(key, tenant))
         else:
-            await self.shard.ask(("HSET", key, tenant, f"{weight:.12g}"))
+            await self.shard.call(lambda c: c.hset(key, tenant, f"{weight:.12g}"))
 
     async def set_alias(
         self,
@@ -117,13 +116,17 @@ class OperatorQueue:
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Stores the scaler's decisions on environments, for ten minutes after the last call."""
-        key, fields = self.shard.keys.of("scaler"), chain.from_iterable(decisions.items())
+        key, fields = (
+            self.shard.keys.of("scaler"),
+            [part for pair in decisions.items() for part in pair],
+        )
         await self.shard.at_once(("HSET", key, *fields), ("PEXPIRE", key, _DECISIONS_MS))
 
     async def minutes(self, since_minute: int) -> list[dict[str, int]]:
         """Returns the totals noted once a minute, oldest first; each has its ``minute``."""
-        key = self.shard.keys.of("minutes")
-        (found,) = await self.shard.ask(("ZRANGEBYSCORE", key, since_minute, "+inf"))
+        found: Any = await self.shard.call(
+            lambda c: c.zrangebyscore(self.shard.keys.of("minutes"), since_minute, "+inf")
+        )
         return [read_minute(data) for data in found]
 
     async def accounts(self, first_day: int) -> dict[int, tuple[int, dict[Use, int]]]:
@@ -146,7 +149,7 @@ class OperatorQueue:
         """Returns the dead letters' request ids, the newest first; or those of the requests on
         which kernels ``disagreed``."""
         key = self.shard.keys.of("disagreed" if disagreed else "dead")
-        (found,) = await self.shard.ask(("ZREVRANGE", key, 0, limit - 1))
+        found: Any = await self.shard.call(lambda c: c.zrevrange(key, 0, limit - 1))
         return [text_of(request_id) for request_id in found]
 
     async def dead_letter(self, request_id: str) -> DeadLetter | None:
@@ -192,7 +195,7 @@ class OperatorQueue:
         held = {
             text_of(request_id): (worker, float(until_ms) / 1000)
             for worker, row in zip(workers, rows, strict=True)
-            for request_id, until_ms in pairs_of(row)
+            for request_id, until_ms in pairs_of(_flat(row))
         }
         # The requests that have run longest mostly have the earliest timeouts.
         first = sorted(held, key=lambda request_id: held[request_id][1])[: _LOOKED_AT * limit]
@@ -314,3 +317,8 @@ async def look(settings: Settings) -> Status:
     """Looks at the whole queue once, and returns its status; raises UnavailableError."""
     async with every_queue(settings) as queues:
         return merged(await asyncio.gather(*(queue.status() for queue in queues)))
+
+
+def _flat(row: Any) -> Any:
+    # With scores, one version of the protocol has pairs, and the other a flat list.
+    return [part for pair in row for part in pair] if row and isinstance(row[0], list) else row

@@ -125,7 +125,7 @@ class Shard:
 
     async def aliases(self) -> dict[str, str]:
         """Returns aliases and tenants' defaults, as in :class:`Status`."""
-        (found,) = await self.ask(("HGETALL", self.keys.of("aliases")))
+        found: Any = await self.call(lambda c: c.hgetall(self.keys.of("aliases")))
         return {text_of(name): text_of(target) for name, target in pairs_of(found)}
 
     async def unknown(self, environment: str) -> UnknownEnvironmentError:
@@ -158,7 +158,7 @@ class Shard:
 
     async def paused(self) -> dict[str, float]:
         """Returns environments and tenants that are held back, as in :class:`Status`."""
-        (found,) = await self.ask(("HGETALL", self.keys.of("paused")))
+        found: Any = await self.call(lambda c: c.hgetall(self.keys.of("paused")))
         return {text_of(name): int(since_ms) / 1000 for name, since_ms in pairs_of(found)}
 
     async def ping(self) -> Mapping[str, Any]:
@@ -276,5 +276,7 @@ def text_of(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def pairs_of(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def pairs_of(flat: Any) -> Iterator[tuple[bytes, bytes]]:
+    if isinstance(flat, dict):
+        return iter(flat.items())
     return zip(flat[::2], flat[1::2], strict=True)
