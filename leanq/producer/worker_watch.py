@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from leanq.errors import NotPermittedError, UnavailableError
-from leanq.fleet.shown import plural
 from leanq.producer.route import RouteOptions
 from leanq.producer.shard_client import ShardClient
 from leanq.queue.client_queue import ClientQueue
@@ -111,7 +110,7 @@ class WorkerWatch:
             if name in served:
                 continue
             count = waiting[name].total()
-            requests = plural(count, "request of this client waits", "requests of this client wait")
+            requests = f"{_requests(count)} of this client {'waits' if count == 1 else 'wait'}"
             text = (
                 f"no worker is alive for the environment {name!r} at "
                 f"{without_password(self._queue.shard.settings.url)}: {requests}; "
@@ -129,5 +128,9 @@ def _warn_of_pause(what: str, option: str, name: str, count: int) -> None:
     log.warning(
         "the %s %r is paused: %s of this client will run once an operator resumes it "
         "(leanq resume %s %s)",
-        *(what, name, plural(count, "request"), option, name),
+        *(what, name, _requests(count), option, name),
     )
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
