@@ -13,13 +13,13 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     Callable,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, Unpack, get_args
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
@@ -270,9 +270,8 @@ class AsyncLeanQClient(_Client):
     async def attach(self, request_id: str) -> Reply:
         """Returns the reply to a request submitted before; raises LostError if it is unknown."""
         request_id = self._builder.request_id(request_id)
-        route, (waiter, future) = self._open_route(), self._awaited()
-        route.attach(request_id, waiter)
-        return await self._end(request_id, waiter, future, lambda reply: reply)
+        attach = partial(self._open_route().attach, request_id)
+        return await self._end(request_id, attach, lambda reply: reply)
 
     @property
     def campaigns(self) -> AsyncCampaignsClient:
@@ -284,13 +283,14 @@ class AsyncLeanQClient(_Client):
 
         return AsyncCampaignsClient(self._campaign_route())
 
-    def _reply(self, prepared: PreparedRequest[_T]) -> Coroutine[Any, Any, _T]:
-        route, (waiter, future) = self._open_route(), self._awaited()
-        route.send(prepared, waiter)
-        return self._end(prepared.submission.request_id, waiter, future, prepared.read)
+    async def _reply(self, prepared: PreparedRequest[_T]) -> _T:
+        send = partial(self._open_route().send, prepared)
+        return await self._end(prepared.submission.request_id, send, prepared.read)
 
-    def _awaited(self) -> tuple[Waiter, asyncio.Future[Reply]]:
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    async def _end(
+        self, request_id: str, send: Callable[[Waiter], None], read: Callable[[Reply], _T]
+    ) -> _T:
+        route, future = self._open_route(), self._loop.create_future()
 
         def ended(end: Reply | LeanQError) -> None:
             if future.done():
@@ -300,16 +300,8 @@ class AsyncLeanQClient(_Client):
             else:
                 future.set_result(end)
 
-        return CallingBack(ended), future
-
-    async def _end(
-        self,
-        request_id: str,
-        waiter: Waiter,
-        future: asyncio.Future[Reply],
-        read: Callable[[Reply], _T],
-    ) -> _T:
-        route = self._open_route()
+        waiter = CallingBack(ended)
+        send(waiter)
         try:
             return read(await future)
         except asyncio.CancelledError:
