@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from leanq.errors import UsageError
 from leanq.fleet.stats import environments_of
@@ -17,6 +18,7 @@ from leanq.queue.worker_queue import WorkerQueue
 log = logging.getLogger("leanq.worker")
 
 
+@dataclass(eq=False)
 class Membership:
     """Registers a worker in one shard, and again if the shard forgets it or an environment changes.
 
@@ -24,21 +26,13 @@ class Membership:
     worker, even if its answer was lost.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        queue: WorkerQueue,
-        drivers: Mapping[str, Driver],
-        info: Mapping[str, object],
-    ) -> None:
-        self.may_be_known = False
-        self._worker = worker
-        self._queue = queue
-        self._shard = queue.shard
-        self._drivers = drivers
-        self._info = info
-        # The environments' descriptions as this worker published them.
-        self._published: Mapping[str, Mapping[str, object]] = {}
+    _worker: str
+    _queue: WorkerQueue
+    _drivers: Mapping[str, Driver]
+    _info: Mapping[str, object]
+    may_be_known: bool = False
+    # The environments' descriptions as this worker published them.
+    _published: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
@@ -52,25 +46,25 @@ class Membership:
         fingerprints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
-        before = await self._shard.fingerprints()
+        before = await self._queue.shard.fingerprints()
         info = wire.pack_info({**self._info, "fingerprints": fingerprints, "degraded": degraded})
         self.may_be_known = True
         await self._queue.register(self._worker, info, environments, fingerprints)
         self._published = about
         # Ask which workers are alive only if an environment had another fingerprint before.
         if any(known and before.get(name, known) != known for name, known in fingerprints.items()):
-            self._warn_of_others(fingerprints, await OperatorQueue(self._shard).status())
+            self._warn_of_others(fingerprints, await OperatorQueue(self._queue.shard).status())
 
     async def rejoin(self) -> None:
         """Enters the fleet again after the server may have forgotten everything."""
         log.warning(
             "shard %d no longer knew worker %s, as after a lease that expired, a failover or a "
             "FLUSHALL: it joins again",
-            *(self._shard.keys.shard, self._worker),
+            *(self._queue.shard.keys.shard, self._worker),
         )
-        if self._shard.keys.shard == 0:
+        if self._queue.shard.keys.shard == 0:
             try:
-                await announce_shape(self._shard)
+                await announce_shape(self._queue.shard)
             except UsageError as error:
                 # Another fleet was faster to begin anew; the requests that this worker holds go on.
                 log.error("%s", error)

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from typing import Any
 
 from cachetools import LRUCache
+from msgspec import Struct
 
 from leanq.errors import (
     ClosedError,
@@ -75,22 +76,17 @@ class Cluster:
         return None
 
 
-class _Routed:
+class _Routed(Struct, eq=False):
     """A request and the cluster that it is in; also the waiter that the cluster has for it."""
 
-    __slots__ = ("cluster", "finding", "left", "prepared", "request_id", "router", "waiter")
-
-    def __init__(
-        self, router: ClusterRouter, prepared: PreparedRequest[Any], waiter: Waiter
-    ) -> None:
-        self.router = router
-        self.request_id = prepared.submission.request_id
-        self.prepared = prepared
-        self.waiter = waiter
-        self.cluster: Cluster | None = None
-        # Clusters from which it was withdrawn: they would answer its request id with ``cancelled``.
-        self.left: tuple[Cluster, ...] = ()
-        self.finding: asyncio.Task[None] | None = None
+    router: ClusterRouter
+    request_id: str
+    prepared: PreparedRequest[Any]
+    waiter: Waiter
+    cluster: Cluster | None = None
+    # Clusters from which it was withdrawn: they would answer its request id with ``cancelled``.
+    left: tuple[Cluster, ...] = ()
+    finding: asyncio.Task[None] | None = None
 
     def acknowledged(self) -> None:
         if self.cluster:
@@ -108,38 +104,37 @@ class _Routed:
             self.cluster.router.cancel(self.request_id, self)
 
 
-class _Attached:
+class _Attached(Struct, eq=False):
     """A request whose id does not say where it is, so every cluster is asked for it."""
 
-    def __init__(self, router: ClusterRouter, request_id: str, waiter: Waiter) -> None:
-        self.waiter = waiter
-        self._router = router
-        self.request_id = request_id
-        self._asked: dict[Cluster, Waiter] = {}
-        self._best: Reply | LeanQError | None = None
+    router: ClusterRouter
+    request_id: str
+    waiter: Waiter
+    asked: dict[Cluster, Waiter] = {}
+    best: Reply | LeanQError | None = None
 
     def ask(self, clusters: Sequence[Cluster]) -> None:
-        self._asked = {
+        self.asked = {
             cluster: CallingBack(partial(self._answered, cluster), self.waiter.acknowledged)
             for cluster in clusters
         }
-        for cluster, question in list(self._asked.items()):
+        for cluster, question in list(self.asked.items()):
             cluster.router.attach(self.request_id, question)
 
     def withdraw(self) -> None:
-        for cluster, question in self._asked.items():
+        for cluster, question in self.asked.items():
             cluster.router.cancel(self.request_id, question)
 
     def _answered(self, cluster: Cluster, end: Reply | LeanQError) -> None:
-        del self._asked[cluster]
+        del self.asked[cluster]
         if isinstance(end, Reply):
-            self._router.learn(cluster, end)
-        if self._best is None or _worth(end) > _worth(self._best):
-            self._best = end
+            self.router.learn(cluster, end)
+        if self.best is None or _worth(end) > _worth(self.best):
+            self.best = end
         # Do not wait for the other answers, nor withdraw those runs, which may be other callers'.
-        is_over = not self._asked or _worth(end) == _FINAL
-        if is_over and self._router.outstanding.holds(self):
-            self._router.outstanding.end(self.request_id, self._best)
+        is_over = not self.asked or _worth(end) == _FINAL
+        if is_over and self.router.outstanding.holds(self):
+            self.router.outstanding.end(self.request_id, self.best)
 
 
 _FINAL = 3
@@ -181,7 +176,7 @@ class ClusterRouter:
                 self.look_after(cluster)
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        sent = _Routed(self, prepared, waiter)
+        sent = _Routed(self, prepared.submission.request_id, prepared, waiter)
         if not self.outstanding.enter(sent):
             return
         if not prepared.request.state:

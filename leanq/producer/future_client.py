@@ -20,6 +20,8 @@ from collections.abc import (
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
+from msgspec import Struct
+
 from leanq.errors import ClosedError, LeanQError, UsageError
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
@@ -153,27 +155,17 @@ class LeanQFuture(Future[_T]):
             )
 
 
-class _FutureWaiter(Generic[_T]):
+class _FutureWaiter(Struct, Generic[_T], eq=False):
     """The waiter of a future.
 
     It is one object and not several closures, since there may be a million of them.
     """
 
-    __slots__ = ("_future", "_prepared", "_read", "_route", "_thread")
-
-    def __init__(
-        self,
-        thread: LoopThread,
-        route: Route,
-        future: LeanQFuture[_T],
-        prepared: PreparedRequest[_T] | None,
-        read: Callable[[Reply], _T],
-    ) -> None:
-        self._thread = thread
-        self._route = route
-        self._future = future
-        self._prepared = prepared
-        self._read = read
+    _thread: LoopThread
+    _route: Route
+    _future: LeanQFuture[_T]
+    _prepared: PreparedRequest[_T] | None
+    _read: Callable[[Reply], _T]
 
     def send(self) -> None:
         """Sends the request; like the next three methods, it is called in the client's thread."""

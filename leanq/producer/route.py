@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
+
 from leanq.errors import LeanQError
 from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.requests import Reply
@@ -67,17 +69,11 @@ class Waiter(Protocol):
         """Takes the end of the request; called once, unless the request was cancelled before."""
 
 
-class CallingBack:
+class CallingBack(Struct, eq=False):
     """A waiter that calls functions."""
 
-    __slots__ = ("acknowledged", "ended")
-
-    def __init__(
-        self,
-        ended: Callable[[Reply | LeanQError], None],
-        acknowledged: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.ended, self.acknowledged = ended, acknowledged
+    ended: Callable[[Reply | LeanQError], None]
+    acknowledged: Callable[[], None] = lambda: None
 
 
 class Route(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.errors import LeanQError
@@ -93,13 +94,13 @@ class TracedRoute:
         span.end(now_ns)
 
 
-class _Traced:
+class _Traced(Struct, eq=False):
     """The waiter of a request whose trace is sampled."""
 
-    __slots__ = ("_route", "sent", "span", "waiter")
-
-    def __init__(self, route: TracedRoute, waiter: Waiter, span: Span, sent: Span | None) -> None:
-        self._route, self.waiter, self.span, self.sent = route, waiter, span, sent
+    route: TracedRoute
+    waiter: Waiter
+    span: Span
+    sent: Span | None
 
     def end_sent(self) -> None:
         if self.sent and self.sent.is_recording():
@@ -110,5 +111,5 @@ class _Traced:
         self.waiter.acknowledged()
 
     def ended(self, end: Reply | LeanQError) -> None:
-        self._route.ended(self, end)
+        self.route.ended(self, end)
         self.waiter.ended(end)
