@@ -14,7 +14,7 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from msgspec.structs import replace
@@ -46,50 +46,6 @@ _MAX_SILENCE_S = 60.0
 _ENVIRONMENT_RETRY_S = 1.0
 _WARN_OF_FULL_S = 60.0
 _NOT_PERMITTED_S = 3.0
-
-Replies = list[tuple[str, bytes]]
-
-
-class Inbox:
-    """The inbox of ``client`` in one shard; each read goes on where the last one ended."""
-
-    def __init__(self, queue: ClientQueue, client: str, block_s: float) -> None:
-        self._queue = queue
-        self._client = client
-        self._block_ms = int(block_s * 1000)
-        self._position = "0-0"
-        # Extend at intervals: a read may bring only one reply.
-        self._extend_every_s = queue.shard.settings.reply_ttl_s / 4
-        self._extend_at_s = 0.0
-
-    async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
-        """Waits some seconds for replies, and yields lists of (request id, bytes).
-
-        It fetches large replies only for ids that are ``awaited``. It raises UnavailableError; the
-        next read then begins with the same replies.
-        """
-        asked_s = time.monotonic()
-        extend = asked_s >= self._extend_at_s
-        reached, pairs = await self._queue.read_inbox(
-            self._client, self._position, self._block_ms, extend=extend
-        )
-        if extend and pairs:
-            self._extend_at_s = asked_s + self._extend_every_s
-        small: Replies = []
-        large: Replies = []
-        for pair in pairs:
-            (large if pair[1].isdigit() else small).append(pair)
-        yield small
-        sizes = ((request_id, int(size)) for request_id, size in large if awaited(request_id))
-        for request_ids in in_batches(sizes, LARGE_BATCH_BYTES):
-            replies = await self._queue.replies(request_ids)
-            yield [
-                (request_id, data)
-                for request_id, data in zip(request_ids, replies, strict=True)
-                if data
-            ]
-        # Move on only now that all is taken: the next read drops the entries up to here.
-        self._position = reached
 
 
 class Submitter:
@@ -364,24 +320,51 @@ class ShardClient:
             self.down_since = None
 
     async def _read_forever(self) -> None:
-        inbox = Inbox(self._queue, self.client, self._timings.block_s)
+        position, block_ms = "0-0", int(self._timings.block_s * 1000)
+        # Extend the inbox's time-to-live at intervals: a read may bring only one reply.
+        extend_every_s, extend_at_s = self._queue.shard.settings.reply_ttl_s / 4, 0.0
         pauses = backoff_s(self._rng)
         while True:
             await self._reading.wait()
+            asked_s = time.monotonic()
+            extend = asked_s >= extend_at_s
             try:
-                async for replies in inbox.read(self.outstanding.__contains__):
-                    for request_id, data in replies:
-                        self.outstanding.end_with_bytes(request_id, data)
+                reached, pairs = await self._queue.read_inbox(
+                    self.client, position, block_ms, extend=extend
+                )
+                if extend and pairs:
+                    extend_at_s = asked_s + extend_every_s
+                await self._take(pairs)
             except UnavailableError as error:
                 self._note_down(error)
                 await asyncio.sleep(next(pauses))
                 continue
+            # Move on only now that all is taken: the next read drops the entries up to here.
+            position = reached
             self.down_since = None
             pauses = backoff_s(self._rng)
             # Let callers that got a reply send more before the next read: one turn of the loop for
             # them, one for the submitter.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+
+    async def _take(self, pairs: list[tuple[str, bytes]]) -> None:
+        """Ends requests with their replies; of large ones only the size came, so it fetches these.
+
+        After an UnavailableError the same pairs come again.
+        """
+        large: list[tuple[str, int]] = []
+        for request_id, data in pairs:
+            if data.isdigit():
+                large.append((request_id, int(data)))
+            else:
+                self.outstanding.end_with_bytes(request_id, data)
+        awaited = (each for each in large if each[0] in self.outstanding)
+        for request_ids in in_batches(awaited, LARGE_BATCH_BYTES):
+            replies = await self._queue.replies(request_ids)
+            for request_id, reply in zip(request_ids, replies, strict=True):
+                if reply:
+                    self.outstanding.end_with_bytes(request_id, reply)
 
     async def _watch_forever(self) -> None:
         while True:
