@@ -103,22 +103,9 @@ class Worker:
         self._stopped = asyncio.Event()
 
     @property
-    def slots(self) -> int:
-        return self.slot_pool.slots.count
-
-    @property
-    def busy(self) -> int:
-        return self.slot_pool.slots.taken
-
-    @property
     def longest_run_s(self) -> float:
         """Returns for how long the request that has run the longest is held; 0 if none runs."""
         return max((each.requests.longest_run_s for each in self.consumers), default=0.0)
-
-    @property
-    def quarantined(self) -> bool:
-        """Returns True if it claims nothing because Lean has ceased to work here."""
-        return self.slot_pool.breaker.quarantined
 
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""

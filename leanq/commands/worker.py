@@ -324,9 +324,10 @@ def metrics_page(
     """Returns the worker's metrics page, if a port was named for it."""
 
     def read() -> Iterator[Sample]:
-        yield "leanq_worker_slots", ("busy",), worker.busy
-        yield "leanq_worker_slots", ("idle",), worker.slots - worker.busy
-        yield "leanq_worker_quarantined", (), float(worker.quarantined)
+        pool = worker.slot_pool
+        yield "leanq_worker_slots", ("busy",), pool.slots.taken
+        yield "leanq_worker_slots", ("idle",), pool.slots.free
+        yield "leanq_worker_quarantined", (), float(pool.breaker.quarantined)
         yield "leanq_worker_longest_run_seconds", (), worker.longest_run_s
         yield from counted_samples()
 

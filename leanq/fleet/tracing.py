@@ -130,10 +130,7 @@ class Tracer:
         self.flush = flush
         self._made_by = made_by
         self._trace = trace
-
-    @property
-    def kinds(self) -> type[SpanKind]:
-        return self._trace.SpanKind
+        self.kinds = trace.SpanKind
 
     def begin(
         self,

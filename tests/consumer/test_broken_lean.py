@@ -187,10 +187,10 @@ async def test_a_worker_goes_on_where_lean_works_again(
             return await counter(queue, "released") > 0
 
         await eventually(given_back)
-        await eventually(lambda: worker.quarantined)
+        await eventually(lambda: worker.slot_pool.breaker.quarantined)
         toolchain.part.touch()
         assert {(reply.verdict, reply.attempts) for reply in await asked} == {("rejected", 1)}
-        assert not worker.quarantined
+        assert not worker.slot_pool.breaker.quarantined
         assert not task.done()
 
 

@@ -196,7 +196,7 @@ async def test_a_result_that_comes_too_late_has_cost_its_time(
         async with working(settings, other, slots=1):
             assert (await task).attempts == 2
             late.gate.set()
-            await eventually(lambda: not worker.busy)
+            await eventually(lambda: not worker.slot_pool.slots.taken)
     ((row),) = (await costs(settings, 60)).rows
     assert (row.cpu_s, row.attempts, row.ended) == (3.0, 2, {"accepted": 1})
 

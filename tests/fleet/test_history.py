@@ -121,7 +121,9 @@ def test_measures_of_all_shards_by_the_minute() -> None:
             "u:a:x": 1500,
             "r_ms:a": 20,
             # The totals of now have these from the beginning on, and no note has them.
-            "c:a:sorry": 9, "w:a:1": 7, "r:a:2": 7,
+            "c:a:sorry": 9,
+            "w:a:1": 7,
+            "r:a:2": 7,
         },
     ]
     two = [{"minute": 60, "workers": 3, "waiting:a": 1}, {"minute": 61, "f:a:accepted": 4}]
