@@ -27,7 +27,7 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Pod
 
 from leanq.errors import TargetError, UsageError
-from leanq.fleet.scaler.targets import Idleness, Ordered
+from leanq.fleet.scaler.targets import Idleness, Ordered, named
 from leanq.fleet.stats import FleetStats
 from leanq.queue.wire import info_of
 
@@ -76,7 +76,7 @@ class KubernetesTarget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for name in filter(None, (deployment, hpa)):
-            if set("{}") & set(_named(name, "")):
+            if set("{}") & set(named(name, "")):
                 raise UsageError(f"in the name {name!r} only {{env}} may stand in braces")
         self._namespace = namespace
         self._deployment = deployment
@@ -119,7 +119,7 @@ class KubernetesTarget:
         return await self._renewed(lease)
 
     async def look(self, environment: str, seen: FleetStats) -> Ordered:
-        name = _named(self._deployment, environment)
+        name = named(self._deployment, environment)
         scale = await _asked(self._client.get(Deployment.Scale, name))
         labels = _labels(scale.status.selector if scale.status else None)
         now = datetime.now(UTC)
@@ -148,10 +148,10 @@ class KubernetesTarget:
         if self._hpa:
             # The minimum is at least one, and only the Deployment's own size leads away from zero.
             # No pod is marked: when the autoscaler lets pods go, others will be idle.
-            name, patch = _named(self._hpa, environment), {"minReplicas": max(1, workers)}
+            name, patch = named(self._hpa, environment), {"minReplicas": max(1, workers)}
             await _asked(self._client.patch(HorizontalPodAutoscaler, name, {"spec": patch}))
             return
-        name = _named(self._deployment, environment)
+        name = named(self._deployment, environment)
         known = self._seen.get(name)
         if known and workers < known.order:
             workers = max(workers, known.order - known.unready - _MOST_MARKS)
@@ -236,10 +236,6 @@ def _faults_as_target_errors() -> Iterator[None]:
         raise kind(f"the API server refuses: {error.status.message}") from None
     except httpx.HTTPError as error:
         raise TargetError(f"no answer from the API server: {error!r}") from None
-
-
-def _named(pattern: str, environment: str) -> str:
-    return pattern.replace("{env}", environment)
 
 
 def _labels(selector: str | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from leanq.errors import TargetError, UnavailableError, UsageError
 from leanq.fleet.scaler.jobs import Job, JobTarget
 from leanq.fleet.scaler.local import options_of
+from leanq.fleet.scaler.targets import named
 from leanq.queue.ray_cluster import publish, published
 from leanq.queue.settings import JOB_VARIABLE, Settings
 
@@ -169,7 +170,7 @@ class RayTarget(JobTarget):
         return True
 
     def _start(self, environment: str, count: int) -> None:
-        options = [option.replace("{env}", environment) for option in self._options]
+        options = [named(option, environment) for option in self._options]
         options = ["--slots", str(self._slots), *options]
         for _ in range(count):
             name = f"worker-{environment}-{secrets.token_hex(6)}"

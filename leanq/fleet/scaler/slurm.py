@@ -19,6 +19,7 @@ from pathlib import Path
 
 from leanq.errors import TargetError, UsageError
 from leanq.fleet.scaler.jobs import Job, JobTarget
+from leanq.fleet.scaler.targets import named
 
 # A controller that reads its configuration answers within seconds; squeue itself retries.
 _CALL_S = 60.0
@@ -51,11 +52,11 @@ class SlurmTarget(JobTarget):
         self._script = script
         self._job_name = job_name
         for name in environments:
-            if not Path(path := _named(script, name)).is_file():
+            if not Path(path := named(script, name)).is_file():
                 raise UsageError(f"--script: there is no batch script {path}")
 
     async def jobs(self, environment: str) -> list[Job]:
-        name = _named(self._job_name, environment)
+        name = named(self._job_name, environment)
         listed = await _run(
             *("squeue", "--noheader", "--array", f"--user={getpass.getuser()}"),
             *(f"--name={name}", f"--states={_STATES}", f"--format={_FORMAT}"),
@@ -65,8 +66,8 @@ class SlurmTarget(JobTarget):
     async def start(self, environment: str, count: int) -> None:
         await _run(
             *("sbatch", "--parsable", "--requeue", f"--array=0-{count - 1}"),
-            f"--job-name={_named(self._job_name, environment)}",
-            _named(self._script, environment),
+            f"--job-name={named(self._job_name, environment)}",
+            named(self._script, environment),
         )
 
     async def end(self, ids: Collection[str], ready: Collection[str]) -> None:
@@ -86,10 +87,6 @@ def _tasks(listed: str) -> Iterator[Job]:
             continue
         waits = state in ("PENDING", "CONFIGURING", "COMPLETING")
         yield Job(task, job, waits, max(0.0, age_s))
-
-
-def _named(pattern: str, environment: str) -> str:
-    return pattern.replace("{env}", environment)
 
 
 async def _run(*command: str) -> str:

@@ -24,6 +24,11 @@ class Ordered:
     started_s: tuple[float, ...] = ()
 
 
+def named(pattern: str, environment: str) -> str:
+    """Returns an operator's pattern with the environment's name for ``{env}``."""
+    return pattern.replace("{env}", environment)
+
+
 class Target(Protocol):
     """Takes a scaler's orders."""
 
