@@ -1,7 +1,7 @@
 """The slots of a worker, which the consumers of all shards share.
 
-It has four small parts, which can be tested alone: a counter of slots, turns between consumers,
-averages of durations, and a circuit breaker.
+It has three small parts, which can be tested alone: a counter of slots, averages of durations, and
+a circuit breaker.
 """
 
 from __future__ import annotations
@@ -62,29 +62,6 @@ class SlotCounter:
             self.reserved -= number
 
 
-class Turns:
-    """Gives turns to consumers that want to claim, in the order in which they asked."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[object] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def ask(self, consumer: object) -> bool:
-        """Queues the consumer; returns whether it is its turn."""
-        if consumer not in self._waiting:
-            self._waiting.append(consumer)
-        return self._waiting[0] is consumer
-
-    def end(self, consumer: object) -> bool:
-        """Ends the consumer's turn; returns whether another one may go on."""
-        if consumer not in self._waiting:
-            return False
-        self._waiting.remove(consumer)
-        return bool(self._waiting)
-
-
 class Average:
     """Keeps a moving average of durations, in seconds; it is 0 before the first."""
 
@@ -139,7 +116,7 @@ class CircuitBreaker:
 
 
 class SlotPool:
-    """Says how much the consumers of a worker may claim, from the four parts and two switches.
+    """Says how much the consumers of a worker may claim, from the three parts and two switches.
 
     A consumer with much to claim leaves a part of the free slots to those that wait for their turn.
 
@@ -163,7 +140,8 @@ class SlotPool:
         self.breaker = CircuitBreaker(pause_after_failure_s, clock)
         self.run_time, self.call_time = Average(), Average()
         self.draining = self.emptying = False
-        self._turns = Turns()
+        # Consumers that want to claim, in the order in which they asked.
+        self._turns = deque[object]()
         self._changed = changed
 
     @property
@@ -188,8 +166,9 @@ class SlotPool:
 
         ``ahead``: also count slots that will soon be free, if requests are short.
         """
-        first = self._turns.ask(consumer)
-        if not (first and self.may_claim):
+        if consumer not in self._turns:
+            self._turns.append(consumer)
+        if self._turns[0] is not consumer or not self.may_claim:
             return 0
         free = self.available - self.slots.reserved
         if ahead:
@@ -207,8 +186,10 @@ class SlotPool:
 
     def end_turn(self, consumer: object) -> None:
         """Ends the turn of a consumer that has claimed or cannot."""
-        if self._turns.end(consumer):
-            self._changed()
+        if consumer in self._turns:
+            self._turns.remove(consumer)
+            if self._turns:
+                self._changed()
 
     def give(self, *, isolated: bool) -> None:
         self.slots.give(isolated=isolated)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.consumer.slot_pool import Average, CircuitBreaker, SlotCounter, SlotPool, Turns
+from leanq.consumer.slot_pool import Average, CircuitBreaker, SlotCounter, SlotPool
 from leanq.errors import WorkerError
 from leanq.queue.settings import Settings
 
@@ -35,18 +35,23 @@ def test_a_counter_counts_what_runs_and_what_is_reserved() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_turns_are_taken_in_the_order_of_asking(events: list[tuple[str, bool]]) -> None:
-    turns, model = Turns(), list[str]()
+    changes: list[None] = []
+    pool = SlotPool(6, lambda: changes.append(None), pause_after_failure_s=2.0)
+    model: list[str] = []
     for consumer, asks in events:
         if asks:
             if consumer not in model:
                 model.append(consumer)
-            assert turns.ask(consumer) == (model[0] == consumer)
+            part = 6 // len(model) if model[0] == consumer else 0
+            assert pool.share(consumer, ahead=False) == part
         else:
             was_there = consumer in model
             if was_there:
                 model.remove(consumer)
-            assert turns.end(consumer) == (was_there and bool(model))
-        assert len(turns) == len(model)
+            changes.clear()
+            pool.end_turn(consumer)
+            # Another one may go on.
+            assert bool(changes) == (was_there and bool(model))
 
 
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=30))
