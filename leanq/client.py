@@ -13,13 +13,15 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     Callable,
+    Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, get_args
+
+from msgspec import Struct
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
@@ -33,15 +35,7 @@ from leanq.producer.request_builder import (
     RequestBuilder,
     SubmitOptions,
 )
-from leanq.producer.route import (
-    CallingBack,
-    ClientTimings,
-    NoWorker,
-    Route,
-    RouteOptions,
-    Waiter,
-    WhenFull,
-)
+from leanq.producer.route import CallingBack, ClientTimings, NoWorker, Route, RouteOptions, WhenFull
 from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply
@@ -270,8 +264,9 @@ class AsyncLeanQClient(_Client):
     async def attach(self, request_id: str) -> Reply:
         """Returns the reply to a request submitted before; raises LostError if it is unknown."""
         request_id = self._builder.request_id(request_id)
-        attach = partial(self._open_route().attach, request_id)
-        return await self._end(request_id, attach, lambda reply: reply)
+        route, waiter = self._open_route(), _Awaiting(self._loop.create_future())
+        route.attach(request_id, waiter)
+        return await self._end(request_id, waiter, lambda reply: reply)
 
     @property
     def campaigns(self) -> AsyncCampaignsClient:
@@ -283,27 +278,15 @@ class AsyncLeanQClient(_Client):
 
         return AsyncCampaignsClient(self._campaign_route())
 
-    async def _reply(self, prepared: PreparedRequest[_T]) -> _T:
-        send = partial(self._open_route().send, prepared)
-        return await self._end(prepared.submission.request_id, send, prepared.read)
+    def _reply(self, prepared: PreparedRequest[_T]) -> Coroutine[Any, Any, _T]:
+        route, waiter = self._open_route(), _Awaiting(self._loop.create_future())
+        route.send(prepared, waiter)
+        return self._end(prepared.submission.request_id, waiter, prepared.read)
 
-    async def _end(
-        self, request_id: str, send: Callable[[Waiter], None], read: Callable[[Reply], _T]
-    ) -> _T:
-        route, future = self._open_route(), self._loop.create_future()
-
-        def ended(end: Reply | LeanQError) -> None:
-            if future.done():
-                return
-            if isinstance(end, LeanQError):
-                future.set_exception(end)
-            else:
-                future.set_result(end)
-
-        waiter = CallingBack(ended)
-        send(waiter)
+    async def _end(self, request_id: str, waiter: _Awaiting, read: Callable[[Reply], _T]) -> _T:
+        route = self._open_route()
         try:
-            return read(await future)
+            return read(await waiter.future)
         except asyncio.CancelledError:
             route.cancel(request_id, waiter)
             raise
@@ -312,6 +295,23 @@ class AsyncLeanQClient(_Client):
         if self._route is None:
             raise ClosedError("the client is not open; enter it with 'async with'")
         return self._route
+
+
+class _Awaiting(Struct, eq=False):
+    """The waiter of a task."""
+
+    future: asyncio.Future[Reply]
+
+    def acknowledged(self) -> None:
+        pass
+
+    def ended(self, end: Reply | LeanQError) -> None:
+        if self.future.done():
+            return
+        if isinstance(end, LeanQError):
+            self.future.set_exception(end)
+        else:
+            self.future.set_result(end)
 
 
 class LeanQClient(_Client, FutureClient):
