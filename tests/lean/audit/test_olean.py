@@ -180,6 +180,18 @@ def test_the_parts_of_two_modules_are_not_mixed(lean: Lean, tmp_path: Path) -> N
         read_module(path)
 
 
+@pytest.mark.parametrize("part", ["", ".server", ".private"])
+def test_a_part_that_begins_within_a_word_is_refused(lean: Lean, tmp_path: Path, part: str) -> None:
+    source = "module\nprelude\npublic theorem a (p : Prop) (h : p) : p := h\n"
+    path = lean.compile(source, folder=tmp_path)
+    file = path.with_name(path.name + part)
+    data = bytearray(file.read_bytes())
+    data[80] += 3  # the base address
+    file.write_bytes(data)
+    with pytest.raises(AuditError, match="multiple of eight"):
+        read_module(path)
+
+
 # Layouts of other versions, and images that Lean never writes
 
 
