@@ -25,6 +25,8 @@ _MOST_FILES = 8
 _MOST_CPU_S, _MOST_BYTES = 2.0, 64 << 20
 # A further file's first attempt: if it takes longer, a new fork gives it all its time.
 _FURTHER_CPU_S = 2
+# A file that says little may have names of megabytes, and the worker reads all that a fork says.
+_MOST_SAID_BYTES = 8 << 20
 # The time between two looks at a fork; what it takes in between has to fit into the worker's
 # margin.
 _LOOK_MS = 20
@@ -93,7 +95,7 @@ class _Found(NamedTuple):
     cpu_s: float
     peak_bytes: int
     status: int
-    is_full: bool
+    killed_for: str
 
 
 class _Fork:
@@ -152,7 +154,7 @@ class _Fork:
         os.waitpid(self._pid, 0)
 
     def _found(self, before: Memory, order: dict[str, Any]) -> _Found:
-        said, is_full = self._watched(before.anonymous_bytes + int(order["memory_bytes"]))
+        said, killed_for = self._watched(before.anonymous_bytes, int(order["memory_bytes"]))
         # The last line is complete, or empty; what ends the fork after its answer does not matter.
         lines = said.decode().split("\n")[:-1]
         if _is_whole(said):
@@ -165,10 +167,10 @@ class _Fork:
             _, status, usage = os.wait4(self._pid, 0)
             cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10
         told_s, self._told_s = self._told_s, cpu_s
-        return _Found(lines, cpu_s - told_s, peak_bytes, status, is_full)
+        return _Found(lines, cpu_s - told_s, peak_bytes, status, killed_for)
 
-    def _watched(self, most_bytes: int) -> tuple[bytes, bool]:
-        """Returns what it says of a file, and whether it was ended for its memory.
+    def _watched(self, held_bytes: int, more_bytes: int) -> tuple[bytes, str]:
+        """Returns what it says of a file, and the limit for which it was ended, or "".
 
         Lean's allocator reserves gigabytes of address space at its start, so no limit of the
         kernel's tells what is used.
@@ -176,16 +178,20 @@ class _Fork:
         poll = select.poll()
         poll.register(self._said, select.POLLIN)
         said = bytearray()
-        is_full = False
+        killed_for = ""
         while not _is_whole(said):
             if poll.poll(_LOOK_MS):
                 if not (piece := os.read(self._said, 1 << 16)):
                     break
                 said += piece
-            elif Memory.of(str(self._pid)).anonymous_bytes > most_bytes:
-                is_full = True
+                if len(said) > _MOST_SAID_BYTES:
+                    killed_for = f"its names take more than {_MOST_SAID_BYTES >> 20} MB"
+                    os.kill(self._pid, signal.SIGKILL)
+                    return b"", killed_for
+            elif Memory.of(str(self._pid)).anonymous_bytes > held_bytes + more_bytes:
+                killed_for = f"it takes more than {more_bytes >> 20} MB of memory"
                 os.kill(self._pid, signal.SIGKILL)
-        return bytes(said), is_full
+        return bytes(said), killed_for
 
 
 def _serve(
@@ -264,8 +270,8 @@ def _texts(lines: Sequence[str]) -> list[str]:
 
 def _limit_in_words(order: Mapping[str, Any], found: _Found) -> str:
     """Returns what ended a fork before it said anything."""
-    if found.is_full:
-        return f"it takes more than {order['memory_bytes'] >> 20} MB of memory"
+    if found.killed_for:
+        return found.killed_for
     if os.WIFSIGNALED(found.status) and os.WTERMSIG(found.status) == signal.SIGXCPU:
         return f"it takes more than {order['cpu_s']} s of CPU time"
     return f"its process died (exit code {os.waitstatus_to_exitcode(found.status)})"

@@ -200,6 +200,20 @@ async def test_a_judge_without_limits_enough_says_so(judges: Judges, lean: Lean)
     assert (await judged(judges, read_parts(path))).proved
 
 
+@pytest.mark.slow
+async def test_a_worker_reads_no_more_than_some_megabytes_of_names(
+    judges: Judges, honest: bytes, tmp_path: Path
+) -> None:
+    writer = Writer()
+    long, prop = writer.name("a" * (1 << 20)), writer.object(3, 1, scalars=bytes(8))
+    names = [writer.object(2, long, 2 * number + 1, scalars=bytes(8)) for number in range(40)]
+    file = writer.write(tmp_path / "Long.olean", {name: writer.axiom(name, prop) for name in names})
+    found = await judged(judges, [file.read_bytes()], "prelude\n")
+    assert (found.proved, found.rule) == (False, "")
+    assert found.limit == "its names take more than 8 MB"
+    assert (await judged(judges, [honest])).proved
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A file with an axiom whose type has 1,500,000 parts, none of them shared."""
