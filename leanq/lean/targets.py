@@ -55,7 +55,7 @@ class _Compiled(NamedTuple):
         try:
             has_theorem, open_ = what_is_open(open_image(file))
         except (Damaged, IndexError):
-            # A file of another Lean: the candidate's judge says why it cannot judge.
+            # Of another Lean, or too large: the candidate's judge says so, within its limits.
             has_theorem, open_ = True, []
         return cls(file, ending, has_theorem, [display(name) for name in open_])
 

@@ -49,6 +49,8 @@ _BESIDE_CONSTANT = re.compile(r"_.+|match_\d+(?:_\d+)*|splitter|proof_\d+|eq_\d+
 _BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 _MOST_DIFFERENCES = 100
+# The worker itself looks for what is open, and no limit of time holds there: two seconds or so.
+_MOST_OPENING_STEPS = 1 << 21
 
 
 class Difference(NamedTuple):
@@ -455,8 +457,9 @@ def what_is_open(target: Image) -> tuple[bool, list[Name]]:
     """Returns whether a target declares a theorem, and the definitions that it leaves open.
 
     Raises:
-        Damaged, IndexError: the file is not Lean's.
+        Damaged, IndexError: the file is not Lean's, or takes too long to read.
     """
+    target.steps = min(target.steps, _MOST_OPENING_STEPS)
     stated = Stated(Interner(), target)
     own = own_constants(target, stated.constants)
     stated.count_by_name(set(own))

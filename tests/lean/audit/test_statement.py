@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.images import Image as Writer
 from support.images import Lean
 from support.mutations import MUTATIONS, Sample, mutated
 from support.second_reader import SecondReader, Tree, Trees
@@ -265,6 +267,22 @@ theorem four : True := sorry
         False,
         ["one", "three", "four"],
     )
+
+
+def test_what_is_open_in_a_target_is_told_in_few_steps(tmp_path: Path) -> None:
+    writer = Writer()
+    value = writer.const(writer.name("sorryAx"))
+    for _ in range(8000):
+        value = writer.app(value, value)
+    type_, constants = writer.object(3, 1, scalars=bytes(8)), {}
+    for number in range(300):
+        name = writer.name(f"d{number}")
+        head = writer.object(0, name, 1, type_)
+        definition = writer.object(0, head, value, 1, 1, scalars=b"\1" + bytes(7))
+        constants[name] = writer.object(1, definition)
+    data = writer.write(tmp_path / "Large.olean", constants).read_bytes()
+    with pytest.raises(Damaged, match="too long"):
+        what_is_open(Image([data]))
 
 
 @pytest.mark.parametrize("what", ["the end", "the place of the name"])
