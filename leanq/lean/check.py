@@ -268,7 +268,7 @@ class Compilation:
                 notes = await asyncio.to_thread(read_bytes, slot.left / _NOTES, _MOST_NOTES_BYTES)
                 code = self._ended.code
                 self._names_sorry = may_name_sorry(code) and (
-                    writes_sorry(code) or names_sorry(notes, file)
+                    writes_sorry(code) or await asyncio.to_thread(names_sorry, notes, file)
                 )
                 reply = await self._read_examples(slot, reply, notes)
         except AuditError as error:
@@ -277,7 +277,8 @@ class Compilation:
         return reply
 
     async def _read_examples(self, slot: Slot, reply: Reply, notes: bytes) -> Reply:
-        self._example_names = examples_in(notes)
+        at_once = len(notes) < _AT_ONCE_BYTES
+        self._example_names = await run_apart(examples_in, notes, at_once=at_once)
         salt = secrets.token_hex(8)
         examples = await asyncio.to_thread(Examples, self._ended.text, salt)
         if not examples.count and not self._example_names:
