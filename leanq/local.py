@@ -24,8 +24,6 @@ from typing import Any, NoReturn, Self
 from msgspec import structs
 
 from leanq.errors import (
-    ClosedError,
-    LeanQError,
     LostError,
     RequestError,
     UnavailableError,
@@ -44,7 +42,7 @@ from leanq.lean.recipes import read_recipe
 from leanq.producer import arguments
 from leanq.producer.future_client import FutureClient
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest, RequestBuilder
-from leanq.producer.route import Route, Waiter, failed
+from leanq.producer.route import Route, TaskRoute, Waiter
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, check_name
 from leanq.states import MemoryStates
@@ -138,17 +136,15 @@ class Pool(FutureClient):
         return self._shown
 
 
-class LocalRoute:
+class LocalRoute(TaskRoute):
     """The route to drivers in this process, with so many requests at a time."""
 
     def __init__(self, drivers: Sequence[Driver], slots: int) -> None:
+        super().__init__("the pool was closed before the request ended")
         self._drivers = {driver.environment: driver for driver in drivers}
         self._states = MemoryStates()
         self._name = f"pool-{os.getpid()}-{secrets.token_hex(4)}"
         self._gate = _Gate(slots)
-        self._tasks: dict[Waiter, asyncio.Task[None]] = {}
-        # The callers of these requests know already that they have ended.
-        self._withdrawn: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         try:
@@ -158,46 +154,17 @@ class LocalRoute:
             await self._close_drivers()
             raise
 
-    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(prepared, waiter))
-        self._tasks[waiter] = task
-        task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
-
     def attach(self, request_id: str, waiter: Waiter) -> None:
         waiter.ended(LostError(f"a pool does not know the request {request_id}"))
 
-    def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        task = self._tasks.pop(waiter, None)
-        if task is None or not task.cancel():
-            return False
-        self._withdrawn.add(task)
-        task.add_done_callback(self._withdrawn.discard)
-        return True
-
     async def close(self, *, withdraw: bool) -> None:
-        outstanding = dict(self._tasks)
-        for task in outstanding.values():
-            task.cancel()
-        await asyncio.gather(*outstanding.values(), *self._withdrawn, return_exceptions=True)
-        for waiter, task in outstanding.items():
-            if task.cancelled():
-                waiter.ended(ClosedError("the pool was closed before the request ended"))
+        await super().close(withdraw=withdraw)
         await self._close_drivers()
 
     async def _close_drivers(self) -> None:
         await asyncio.gather(*(driver.close() for driver in self._drivers.values()))
 
-    async def _serve(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        end: Reply | LeanQError
-        try:
-            end = await self._answer(prepared, waiter)
-        except LeanQError as error:
-            end = error
-        except Exception as fault:
-            end = failed(fault)
-        waiter.ended(end)
-
-    async def _answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
+    async def answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
         submission = prepared.submission
         environment = submission.environment or await self._environment_of(prepared.request.state)
         driver = self._driver(environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from leanq.errors import LeanQError
+from leanq.errors import ClosedError, LeanQError
 from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.requests import Reply
 
@@ -121,6 +122,55 @@ class RouteTasks:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):
             self._on_fault(partial(failed, fault))
+
+
+class TaskRoute(ABC):
+    """The part that routes share whose requests end in this process, each by a task.
+
+    ``closed``: what an outstanding request is told when the route closes.
+    """
+
+    def __init__(self, closed: str) -> None:
+        self._closed = closed
+        self._tasks: dict[Waiter, asyncio.Task[None]] = {}
+        # The callers of these requests know already that they have ended.
+        self._withdrawn: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
+        """Returns the reply to a request, or raises its error."""
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(prepared, waiter))
+        self._tasks[waiter] = task
+        task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
+
+    async def _serve(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        end: Reply | LeanQError
+        try:
+            end = await self.answer(prepared, waiter)
+        except LeanQError as error:
+            end = error
+        except Exception as fault:
+            end = failed(fault)
+        waiter.ended(end)
+
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        task = self._tasks.pop(waiter, None)
+        if task is None or not task.cancel():
+            return False
+        self._withdrawn.add(task)
+        task.add_done_callback(self._withdrawn.discard)
+        return True
+
+    async def close(self, *, withdraw: bool) -> None:
+        outstanding = dict(self._tasks)
+        for task in outstanding.values():
+            task.cancel()
+        await asyncio.gather(*outstanding.values(), *self._withdrawn, return_exceptions=True)
+        for waiter, task in outstanding.items():
+            if task.cancelled():
+                waiter.ended(ClosedError(self._closed))
 
 
 def failed(fault: BaseException) -> LeanQError:

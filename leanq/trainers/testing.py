@@ -24,7 +24,6 @@ from msgspec import structs
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (
-    ClosedError,
     LeanQError,
     LostError,
     UnknownEnvironmentError,
@@ -34,7 +33,7 @@ from leanq.lean.steps.holes import find_holes
 from leanq.producer.future_client import LoopThread
 from leanq.producer.outstanding import conflict
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
-from leanq.producer.route import Route, Waiter
+from leanq.producer.route import Route, TaskRoute, Waiter
 from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict, content_of
 from leanq.queue.settings import Settings
 
@@ -199,47 +198,27 @@ class FakeFleet:
         return state
 
 
-class _FakeRoute:
-    """The route of a fake client: one task for each request."""
+class _FakeRoute(TaskRoute):
+    """The route of a fake client."""
 
     def __init__(self, fleet: FakeFleet) -> None:
+        super().__init__("the client was closed before the request ended")
         self._fleet = fleet
-        self._tasks: dict[Waiter, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         pass
 
-    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        async def serve() -> None:
-            end: Reply | LeanQError
-            try:
-                end = await self._fleet._serve(prepared, waiter)
-            except LeanQError as error:
-                end = error
-            waiter.ended(end)
-
-        task = self._tasks[waiter] = asyncio.get_running_loop().create_task(serve())
-        task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
+    async def answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
+        return await self._fleet._serve(prepared, waiter)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
         reply = self._fleet._replies.get(request_id)
         waiter.ended(reply or LostError(f"the queue does not know the request {request_id}"))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        task = self._tasks.pop(waiter, None)
-        if task is None or not task.cancel():
-            return False
-        self._fleet.cancelled += 1
-        return True
-
-    async def close(self, *, withdraw: bool) -> None:
-        outstanding = dict(self._tasks)
-        for task in outstanding.values():
-            task.cancel()
-        await asyncio.gather(*outstanding.values(), return_exceptions=True)
-        for waiter, task in outstanding.items():
-            if task.cancelled():
-                waiter.ended(ClosedError("the client was closed before the request ended"))
+        is_withdrawn = super().cancel(request_id, waiter)
+        self._fleet.cancelled += is_withdrawn
+        return is_withdrawn
 
 
 class FakeLeanQClient(LeanQClient):
