@@ -5,7 +5,6 @@ Only the commands that need RQ import it, since a plain installation lacks it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -27,7 +26,16 @@ from leanq.campaigns.rq_connection import (
 )
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_OK, EXIT_USAGE, Stopped, exit_code, interruptible, queue_url
+from leanq.commands.common import (
+    EXIT_OK,
+    EXIT_USAGE,
+    Stopped,
+    beside,
+    exit_code,
+    interruptible,
+    queue_url,
+    tell,
+)
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.shown import counted
@@ -181,15 +189,8 @@ def submit(
 def list_(url: str | None, as_json: bool) -> None:
     """List the submitted campaigns, the newest first."""
     with campaigns_at(url) as campaigns:
-        found = sorted(
-            campaigns.list(),
-            key=lambda each: each.submitted_at.timestamp(),
-            reverse=True,
-        )
-    for each in found:
-        click.echo(json.dumps(_record(each)) if as_json else _line(each))
-    if not found and not as_json:
-        click.echo("no campaigns")
+        found = sorted(campaigns.list(), key=lambda each: -each.submitted_at.timestamp())
+    tell(as_json, map(_record, found), [*map(_line, found)] or ["no campaigns"])
 
 
 @campaign.command()
@@ -367,15 +368,10 @@ async def _run(
         client_at(place, no_worker="wait") as client,
     ):
         with shown:
-            silence = asyncio.create_task(
-                explain_silence(client.clusters, campaign.plan.options, lambda: shown.last.rows)
-            )
-            try:
+            why = explain_silence(client.clusters, campaign.plan.options, lambda: shown.last.rows)
+            async with beside(why):
                 async for _ in ends(iter([campaign.run(client, shown)]), worker):
                     pass
-            finally:
-                silence.cancel()
-                await asyncio.gather(silence, return_exceptions=True)
     counts, wall_s = shown.last.counts, time.monotonic() - started
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))

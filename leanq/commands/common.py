@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 from leanq.errors import LeanQError, RequestError, UsageError
 from leanq.queue.requests import LEAN_VERDICTS
@@ -69,6 +72,23 @@ def on_queues(url: str | None, work: Callable[[Sequence[OperatorQueue]], Awaitab
             return await work(queues)
 
     return asyncio.run(run())
+
+
+def tell(as_json: bool, records: Iterable[object], lines: Iterable[str]) -> None:
+    """Prints records as JSON, one a line, or else the lines for people."""
+    for line in map(json.dumps, records) if as_json else lines:
+        click.echo(line)
+
+
+@contextlib.asynccontextmanager
+async def beside(work: Coroutine[Any, Any, _T]) -> AsyncIterator[asyncio.Task[_T]]:
+    """Runs ``work`` as a task beside the block, and cancels it behind the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import Any, get_args
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import queue_settings, tell
 from leanq.commands.history import write_parquet
 from leanq.errors import UsageError
 from leanq.fleet.costs import Cost, Costs, costs
@@ -90,12 +89,10 @@ def cost(
     if out is not None:
         _write(found.rows, price, out)
         click.echo(f"{out}: {plural(len(found.rows), 'row')}; {_since(found)}")
-    elif as_json:
-        for row in found.rows:
-            click.echo(json.dumps(_record(row, price)))
+        return
+    tell(as_json, (_record(row, price) for row in found.rows), _lines(found, price))
+    if as_json:
         click.echo(f"leanq: {_since(found)}", err=True)
-    else:
-        click.echo("\n".join(_lines(found, price)))
 
 
 def _since(found: Costs) -> str:

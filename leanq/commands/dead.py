@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from leanq.commands import options
-from leanq.commands.common import on_queues
+from leanq.commands.common import on_queues, tell
 from leanq.errors import InvalidRequestError, WireError
 from leanq.fleet.shown import printable, table
 from leanq.queue import wire
@@ -62,13 +62,6 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
     records, more = on_queues(url, look)
     if more:
         click.echo(f"only the newest {limit} are shown; --limit shows more", err=True)
-    if as_json:
-        for record in records:
-            click.echo(json.dumps(record))
-        return
-    if not records:
-        click.echo("no such requests" if disagreed else "no dead letters")
-        return
     last = (
         {"MESSAGE": "message"} if disagreed else {"ATTEMPTS": "attempts", "LAST WORKER": "worker"}
     )
@@ -83,7 +76,8 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
         {title: printable(str(record.get(name, "–"))) for title, name in names.items()}
         for record in records
     ]
-    click.echo("\n".join(table(rows, left=names.keys() - {"ATTEMPTS"})))
+    shown = table(rows, left=names.keys() - {"ATTEMPTS"})
+    tell(as_json, records, shown or ["no such requests" if disagreed else "no dead letters"])
 
 
 @dead.command()

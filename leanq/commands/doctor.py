@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import platform
 import re
@@ -21,6 +20,7 @@ import click
 
 from leanq import __version__
 from leanq.commands import options
+from leanq.commands.common import tell
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError, UnavailableError
 from leanq.fleet.shown import duration
@@ -92,11 +92,8 @@ def doctor(
     """
     named = named_environments(environments)
     findings = asyncio.run(_examine(url, lean, named, repl))
-    for finding in findings:
-        if as_json:
-            click.echo(json.dumps(asdict(finding)))
-        else:
-            click.echo(f"{finding.mark()}  {finding.what:11}  {_wrapped(finding.text)}")
+    lines = (f"{each.mark()}  {each.what:11}  {_wrapped(each.text)}" for each in findings)
+    tell(as_json, map(asdict, findings), lines)
     return 0 if all(finding.works for finding in findings) else 3
 
 

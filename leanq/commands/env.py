@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from leanq.commands import options
-from leanq.commands.common import on_queues, queue_settings
+from leanq.commands.common import on_queues, queue_settings, tell
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import UsageError
 from leanq.fleet.shown import printable, table
@@ -45,14 +45,10 @@ def list_(url: str | None, as_json: bool) -> None:
     status = asyncio.run(look(queue_settings(url)))
     found = _found(status)
     defaults = {name[2:]: to for name, to in status.aliases.items() if name.startswith("t:")}
-    if as_json:
-        for each in found:
-            click.echo(json.dumps(each))
-        return
-    rows = table([_row(each) for each in found])
-    click.echo("\n".join(rows) or "no worker has offered an environment yet")
+    rows = table([_row(each) for each in found]) or ["no worker has offered an environment yet"]
     for name, target in sorted(defaults.items()):
-        click.echo(printable(f"'default' of the tenant {name} is {target}"))
+        rows.append(printable(f"'default' of the tenant {name} is {target}"))
+    tell(as_json, found, rows)
 
 
 def _found(status: Status) -> list[dict[str, Any]]:
@@ -220,13 +216,9 @@ def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
     for name, path in named_environments(environments).items():
         environment = open_environment(name, path, lean=lean)
         found = evaluators(environment)
-        if as_json:
-            shown = {"environment": name, "fingerprint": environment.fingerprint}
-            click.echo(json.dumps(shown | asdict(found)))
-        else:
-            click.echo(printable(str(environment)))
-            for line in _lines(found):
-                click.echo(f"  {printable(line)}")
+        record = {"environment": name, "fingerprint": environment.fingerprint, **asdict(found)}
+        lines = (f"  {line}" for line in _lines(found))
+        tell(as_json, [record], map(printable, (str(environment), *lines)))
 
 
 def _lines(found: Evaluators) -> Iterator[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from leanq.fleet.history import measures, noted, periods
+from leanq.commands.common import tell
+from leanq.fleet.history import Period, measures, noted, periods
 from leanq.fleet.shown import counted, duration, table
 from leanq.queue.settings import Settings
 
@@ -30,12 +30,12 @@ def used_by_tenant(used_s: Mapping[str, float]) -> str:
 def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
     """Prints the history of the last seconds; it outlives the workers."""
     found = periods(asyncio.run(noted(settings, since_s)), since_s)
-    if as_json:
-        for period in found:
-            click.echo(json.dumps(asdict(period)))
-        return
+    tell(as_json, map(asdict, found), _lines(found))
+
+
+def _lines(found: Sequence[Period]) -> Iterator[str]:
     if not found:
-        click.echo("nothing was recorded in that time")
+        yield "nothing was recorded in that time"
         return
     rows = []
     verdicts: Counter[str] = Counter()
@@ -57,11 +57,11 @@ def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
                 "WORKERS": f"{period.workers:,}",
             }
         )
-    click.echo("\n".join(table(rows)))
-    click.echo("WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time.")
+    yield from table(rows)
+    yield "WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time."
     if tenants:
-        click.echo(f"CPU time by tenant, the most first: {used_by_tenant(tenants)}.")
-    click.echo(f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished.")
+        yield f"CPU time by tenant, the most first: {used_by_tenant(tenants)}."
+    yield f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished."
 
 
 def write_history(settings: Settings, since_s: float, out: str) -> None:

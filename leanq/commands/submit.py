@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from os.path import isfile
@@ -29,7 +29,7 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_USAGE, Stopped, interruptible
+from leanq.commands.common import EXIT_USAGE, Stopped, beside, interruptible
 from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.commands.silence import explain_silence
 from leanq.errors import (
@@ -250,24 +250,22 @@ def _below(folder: str) -> Iterator[str]:
                 yield path
 
 
+@dataclass
 class _Batch:
     """The files of one call, on their way through the queue."""
 
-    def __init__(
-        self, files: Sequence[str], early: Mapping[str, str], how: Check, ask: Ask
-    ) -> None:
-        self.summary = Summary()
-        self._files = files
-        self._early = early
-        self._how = how
-        self._ask = ask
-        self._sent = 0
-        self._answered = 0
+    files: Sequence[str]
+    early: Mapping[str, str]
+    how: Check
+    ask: Ask
+    summary: Summary = field(default_factory=Summary)
+    sent: int = 0
+    answered: int = 0
 
     def left(self) -> str:
         """Returns how far the call was when it was stopped."""
-        withdrawn, unsent = self._sent - self._answered, len(self._files) - self._sent
-        text = f"{self._answered:,} of {plural(len(self._files), 'file')} ended"
+        withdrawn, unsent = self.sent - self.answered, len(self.files) - self.sent
+        text = f"{self.answered:,} of {plural(len(self.files), 'file')} ended"
         text += f", {plural(withdrawn, 'request')} withdrawn"
         return text + (f", {unsent:,} not sent" if unsent else "")
 
@@ -281,38 +279,32 @@ class _Batch:
             client_at(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
         ):
             # A wrong option is named once, before anything is sent.
-            RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
+            RequestBuilder(client.settings, self.how["tenant"]).shared(self.how)
             # The call's own worker ends the call if it cannot serve.
             within_s = None if worker else wait_s
-            silence = asyncio.create_task(
-                explain_silence(client.clusters, self._how, lambda: self._answered, within_s)
-            )
-            left = Counter(self._files)
-            try:
-                async with _shown(len(self._files), fields) as show:
-                    checks = (self._check(client, file) for file in self._files)
-                    try:
-                        async for ended in ends(checks, {silence, *worker}):
-                            left[ended.file] -= 1
-                            self.summary.add(ended)
-                            show(ended, self.summary.explained(ended))
-                    except NoWorkerError as error:
-                        for file in left.elements():
-                            ended = Ended(file, error=error)
-                            self.summary.add(ended)
-                            show(ended, False)
-            finally:
-                silence.cancel()
-                await asyncio.gather(silence, return_exceptions=True)
+            why = explain_silence(client.clusters, self.how, lambda: self.answered, within_s)
+            left = Counter(self.files)
+            async with beside(why) as silence, _shown(len(self.files), fields) as show:
+                checks = (self._check(client, file) for file in self.files)
+                try:
+                    async for ended in ends(checks, {silence, *worker}):
+                        left[ended.file] -= 1
+                        self.summary.add(ended)
+                        show(ended, self.summary.explained(ended))
+                except NoWorkerError as error:
+                    for file in left.elements():
+                        ended = Ended(file, error=error)
+                        self.summary.add(ended)
+                        show(ended, False)
 
     async def _check(self, client: AsyncLeanQClient, file: str) -> Ended:
-        self._sent += 1
+        self.sent += 1
         try:
-            source = self._early.get(file) or read_source(file)
-            ended = Ended(file, reply=await self._ask(client, source, **self._how))
+            source = self.early.get(file) or read_source(file)
+            ended = Ended(file, reply=await self.ask(client, source, **self.how))
         except LeanQError as error:
             ended = Ended(file, error=error)
-        self._answered += 1
+        self.answered += 1
         return ended
 
 
@@ -343,13 +335,8 @@ async def queue_at(
         # server starts.
         worker = make_worker(settings, environments=environments)
         with server:
-            async with running(worker) as task:
-                watching = asyncio.create_task(server.watch())
-                try:
-                    yield settings, {task, watching}
-                finally:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
+            async with running(worker) as task, beside(server.watch()) as watching:
+                yield settings, {task, watching}
 
 
 def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:

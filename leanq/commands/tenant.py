@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Sequence
 
 import click
 
 from leanq.commands import options
-from leanq.commands.common import on_queues, queue_settings
+from leanq.commands.common import on_queues, queue_settings, tell
 from leanq.errors import UsageError
 from leanq.fleet.shown import duration, printable, table
 from leanq.fleet.stats import environments_of
@@ -49,12 +48,10 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
             await queue.set_weight(name, weight)
 
     on_queues(url, set_weight)
-    if as_json:
-        click.echo(json.dumps({"tenant": name, "weight": weight}))
-    elif weight is None:
-        click.echo(f"tenant {name} has no weight of its own")
-    else:
-        click.echo(f"tenant {name} weighs {weight:g} from its next request on")
+    said = "has no weight of its own"
+    if weight is not None:
+        said = f"weighs {weight:g} from its next request on"
+    tell(as_json, [{"tenant": name, "weight": weight}], [f"tenant {name} {said}"])
 
 
 @tenant.command()
@@ -73,12 +70,10 @@ def env(url: str | None, as_json: bool, name: str, environment: str | None, remo
     check_name("tenant", name)
     target = "" if environment is None else check_name("environment", environment)
     now = on_queues(url, lambda queues: set_alias(queues, "tenant", name, target))
-    if as_json:
-        click.echo(json.dumps({"tenant": name, "environment": now or None}))
-    elif now:
-        click.echo(f"'default' of the tenant {name} is {now} from the next request on")
-    else:
-        click.echo(f"the tenant {name} has no default of its own")
+    said = f"the tenant {name} has no default of its own"
+    if now:
+        said = f"'default' of the tenant {name} is {now} from the next request on"
+    tell(as_json, [{"tenant": name, "environment": now or None}], [said])
 
 
 @tenant.command("list")
@@ -90,14 +85,10 @@ def list_(url: str | None, as_json: bool) -> None:
     for environment in environments_of(status).values():
         used_s.update(environment.tenants_cpu_s)
     names = sorted({*used_s, *status.weights}, key=lambda name: (-used_s[name], name))
-    if as_json:
-        for name in names:
-            record = {"tenant": name, "cpu_s": used_s[name], "weight": status.weights.get(name)}
-            click.echo(json.dumps(record))
-        return
-    if not names:
-        click.echo("no tenant has a weight or used CPU time")
-        return
+    records = (
+        {"tenant": name, "cpu_s": used_s[name], "weight": status.weights.get(name)}
+        for name in names
+    )
     total_s = used_s.total() or 1.0
     rows = [
         {
@@ -108,4 +99,4 @@ def list_(url: str | None, as_json: bool) -> None:
         }
         for name in names
     ]
-    click.echo("\n".join(table(rows)))
+    tell(as_json, records, table(rows) or ["no tenant has a weight or used CPU time"])
