@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from leanq.commands import options
-from leanq.commands.common import on_queues, queue_settings, until_signal
+from leanq.commands.common import beside, on_queues, queue_settings, until_signal
 from leanq.commands.history import print_history, used_by_tenant, write_history
 from leanq.errors import NotPermittedError, QueueError, UsageError
 from leanq.fleet.shown import counted, duration, plural, printable, table
@@ -409,18 +409,15 @@ async def _looks(settings: Settings) -> AsyncGenerator[tuple[_Record | None, str
     async with every_queue(settings) as queues:
         while True:
             start_s, trouble = loop.time(), ""
-            look_ = asyncio.create_task(_stats_of(queues))
-            try:
-                while not (await asyncio.wait({look_}, timeout=_EVERY_S))[0]:
-                    yield record, f"no answer for {loop.time() - start_s:.0f} s"
-                rates.add(look_.result())
-                record = _record_of(settings, look_.result(), rates)
-            except QueueError as error:
-                # The queue may come back.
-                trouble = str(error)
-            finally:
-                look_.cancel()
-                await asyncio.gather(look_, return_exceptions=True)
+            async with beside(_stats_of(queues)) as look_:
+                try:
+                    while not (await asyncio.wait({look_}, timeout=_EVERY_S))[0]:
+                        yield record, f"no answer for {loop.time() - start_s:.0f} s"
+                    rates.add(look_.result())
+                    record = _record_of(settings, look_.result(), rates)
+                except QueueError as error:
+                    # The queue may come back.
+                    trouble = str(error)
             yield record, trouble
             await asyncio.sleep(max(0.0, start_s + _EVERY_S - loop.time()))
 

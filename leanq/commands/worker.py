@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import beside, queue_settings
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
@@ -163,10 +163,11 @@ def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
         worker = make_worker(settings, **how)
 
         async def run() -> None:
-            announcing = asyncio.create_task(announce())
-            serving = asyncio.create_task(run_until_stopped(worker))
-            watching = asyncio.create_task(server.watch())
-            try:
+            async with (
+                beside(announce()),
+                beside(run_until_stopped(worker)) as serving,
+                beside(server.watch()) as watching,
+            ):
                 await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
                 if watching.done():
                     # Later commands would find a socket that nobody listens at.
@@ -175,10 +176,6 @@ def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
                     await asyncio.wait({serving}, timeout=_WITHOUT_SERVER_S)
                     await watching
                 await serving
-            finally:
-                for task in (announcing, watching, serving):
-                    task.cancel()
-                await asyncio.gather(announcing, watching, serving, return_exceptions=True)
 
         async def announce() -> None:
             # Only once a worker is there whose Lean works.
