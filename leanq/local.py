@@ -29,7 +29,6 @@ from leanq.errors import (
     UnavailableError,
     UnknownEnvironmentError,
     UnknownStateError,
-    UsageError,
     to_install,
 )
 from leanq.fleet.tracing import tracer
@@ -95,9 +94,7 @@ class Pool(FutureClient):
         settings = Settings.load("unix:///-", os.environ)
         count = len(os.sched_getaffinity(0))
         if slots is not None:
-            count = arguments.whole_number("slots", slots)
-        if count < 1:
-            raise UsageError(f"slots must be at least 1, got {count}")
+            count = arguments.whole_number("slots", slots, 1)
         nice = arguments.whole_number("nice", nice)
         if lean is not None:
             lean = arguments.text("lean", lean)
@@ -167,7 +164,12 @@ class LocalRoute(TaskRoute):
     async def answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
         submission = prepared.submission
         environment = submission.environment or await self._environment_of(prepared.request.state)
-        driver = self._driver(environment)
+        driver = self._drivers.get(environment)
+        if driver is None:
+            known = ", ".join(self._drivers)
+            raise UnknownEnvironmentError(
+                f"there is no environment {environment!r}; known: {known}"
+            )
         came_s = time.monotonic()
         deadline_s = submission.deadline_ms / 1000 or None
         try:
@@ -193,15 +195,6 @@ class LocalRoute(TaskRoute):
             attempts=1,
             queued_s=queued_s,
         )
-
-    def _driver(self, environment: str) -> Driver:
-        driver = self._drivers.get(environment)
-        if driver is None:
-            known = ", ".join(self._drivers)
-            raise UnknownEnvironmentError(
-                f"there is no environment {environment!r}; known: {known}"
-            )
-        return driver
 
     async def _environment_of(self, state: str) -> str:
         records = await self._states.recall(state)

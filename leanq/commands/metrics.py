@@ -51,12 +51,9 @@ def metrics(url: str | None, as_json: bool, port: int, metrics_host: str, once: 
     def read() -> Iterator[Sample]:
         try:
             yield from fleet_samples(asyncio.run(asyncio.wait_for(fleet_stats(settings), _LOOK_S)))
-        except UnavailableError as error:
-            log.warning("%s", error)
-            yield "leanq_up", (), 0
-        except TimeoutError:
-            shown = without_password(settings.url)
-            log.warning("no answer from %s within %g s", shown, _LOOK_S)
+        except (UnavailableError, TimeoutError) as error:
+            late = f"no answer from {without_password(settings.url)} within {_LOOK_S:g} s"
+            log.warning("%s", error if isinstance(error, UnavailableError) else late)
             yield "leanq_up", (), 0
 
     with Page(port, read, host=metrics_host) as page:

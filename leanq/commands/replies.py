@@ -60,16 +60,14 @@ def coloured(verdict: str | None) -> str:
     return click.style(verdict or "no verdict", fg=colour, bold=True)
 
 
-def _is_of_bytes(character: str) -> bool:
-    """Returns whether Python uses it for a byte of a name that is not Unicode."""
-    return "\udc80" <= character <= "\udcff"
-
-
 def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
     """Yields the lines of a reply to a check or a verification; ``brief`` leaves its messages
     out."""
-    # A file's name could otherwise print lines of its own.
-    file = "".join(c if c.isprintable() or _is_of_bytes(c) else repr(c)[1:-1] for c in file)
+    # A file's name could otherwise print lines of its own. Python's characters for bytes of a name
+    # that is not Unicode stay.
+    file = "".join(
+        c if c.isprintable() or "\udc80" <= c <= "\udcff" else repr(c)[1:-1] for c in file
+    )
     if reply.profile:
         yield from _profile_lines(file, reply, reply.profile)
         return

@@ -54,11 +54,14 @@ def number(name: str, value: object) -> float:
         raise InvalidRequestError(f"{name} is out of range: {value!r:.40}") from None
 
 
-def whole_number(name: str, value: object) -> int:
+def whole_number(name: str, value: object, least: int = -_MAX_WHOLE) -> int:
+    """Returns an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(name, "an integer", value)
     if abs(int(value)) > _MAX_WHOLE:
         raise InvalidRequestError(f"{name} is out of range: {value!r:.40}")
+    if int(value) < least:
+        raise InvalidRequestError(f"{name} must be at least {least}, got {int(value)}")
     return int(value)
 
 

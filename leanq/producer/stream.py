@@ -129,9 +129,7 @@ class _Window:
     """
 
     def __init__(self, send: Send, environment: str, size: int, ordered: bool) -> None:
-        size = arguments.whole_number("window", size)
-        if size < 1:
-            raise InvalidRequestError(f"window must be at least 1, got {size}")
+        size = arguments.whole_number("window", size, 1)
         ordered = arguments.flag("ordered", ordered)
         self._import_warning = _BatchWarning(environment)
         self.wake: Callable[[], object] = lambda: None

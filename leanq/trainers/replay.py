@@ -33,7 +33,6 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from leanq.errors import (
-    InvalidRequestError,
     LeanQError,
     NotPermittedError,
     QueueFullError,
@@ -319,7 +318,10 @@ class ReplayMemory:
             limit: the most entries.
             wait_s: how many seconds to wait if there are none yet.
         """
-        offset, limit = _checked("offset", offset, 0), _checked("limit", limit, 1)
+        offset, limit = (
+            arguments.whole_number("offset", offset, 0),
+            arguments.whole_number("limit", limit, 1),
+        )
         until_s = time.monotonic() + arguments.number("wait_s", wait_s)
         await self.open()
         while True:
@@ -375,7 +377,7 @@ class ReplayMemory:
         A subscriber that falls behind gets the latest ``limit`` entries; ``missed`` counts the
         others.
         """
-        limit = _checked("limit", limit, 1)
+        limit = arguments.whole_number("limit", limit, 1)
         offset = (await self.stats()).last
         while True:
             newest = (await self.stats()).last
@@ -401,7 +403,7 @@ class ReplayMemory:
         Raises:
             UsageError: the memory keeps no weights.
         """
-        n = _checked("n", n, 0)
+        n = arguments.whole_number("n", n, 0)
         if arguments.flag("weighted", weighted) and not (await self.open()).weighted:
             raise UsageError(
                 f"the replay memory {self.name!r} keeps no weights; drop it, and make it anew with "
@@ -471,7 +473,7 @@ class ReplayMemory:
             TooLargeError: more than 64 KiB.
         """
         if expected is not None:
-            expected = _checked("expected", expected, 0)
+            expected = arguments.whole_number("expected", expected, 0)
         version = await self._run(
             "replay_publish",
             expected="" if expected is None else expected,
@@ -495,7 +497,7 @@ class ReplayMemory:
 
         It holds a connection of its own until it is closed.
         """
-        after = _checked("after", after, 0)
+        after = arguments.whole_number("after", after, 0)
         shard = self._new_shard()
         try:
             while True:
@@ -571,10 +573,3 @@ def _pieces(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
         size += len(row[1])
     if piece:
         yield piece
-
-
-def _checked(name: str, value: object, least: int) -> int:
-    number = arguments.whole_number(name, value)
-    if number < least:
-        raise InvalidRequestError(f"{name} must be at least {least}, got {number}")
-    return number
