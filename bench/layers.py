@@ -31,7 +31,7 @@ from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.prefixes import PrefixRules
 from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.local import EmbeddedServer, embedded_settings
+from leanq.local import EmbeddedServer
 from leanq.queue.requests import Reply, Request
 from leanq.states import RedisStates, States
 
@@ -276,7 +276,7 @@ async def measure(options: argparse.Namespace, figures: Figures) -> None:
     environment = open_environment("default", None, lean=options.lean)
     print(f"{os.cpu_count()} CPUs, {environment.toolchain}, {options.rounds} rounds")
     with EmbeddedServer() as server:
-        async with Queue.every(embedded_settings(server, os.environ)) as queues:
+        async with Queue.every(server.settings()) as queues:
             states = RedisStates(queues)
             for number in range(options.rounds):
                 for header in options.headers:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import redis
 
 from leanq import Settings
-from leanq.local import EmbeddedServer, embedded_settings
+from leanq.local import EmbeddedServer
 from leanq.trainers import ReplayBatch, ReplayBounds, ReplayEntry, ReplayMemory
 
 WRITTEN_AT_ONCE = 2048
@@ -128,7 +128,7 @@ def main() -> None:
     for kind in [options.only] if options.only else KINDS:
         bounds = replace(KINDS[kind], max_mb=1 << 14)
         with EmbeddedServer() as server:
-            settings = embedded_settings(server, os.environ)
+            settings = server.settings()
             bench = Bench(settings, kind, bounds, options.bytes)
             asyncio.run(bench.run(sizes, options.rounds))
         print(f"load {os.getloadavg()[0]:.1f}", file=sys.stderr)

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import structs
 
 from leanq.client import AsyncLeanQClient
-from leanq.local import EmbeddedServer, embedded_settings
+from leanq.local import EmbeddedServer
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.operator_queue import look
 from leanq.queue.results import Submission
@@ -137,7 +137,7 @@ def main() -> None:
     for number in range(options.rounds):
         for name in reversed(options.ways) if number % 2 else options.ways:
             with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
-                settings = embedded_settings(server, os.environ)
+                settings = server.settings()
                 with fleet(settings, Path(folder)):
                     rates[name].append(asyncio.run(measure(settings, options, name)))
     first, *others = options.ways

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from leanq import AsyncLeanQClient, Pool
 from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver
-from leanq.local import EmbeddedServer, embedded_settings, running
+from leanq.local import EmbeddedServer, running
 from leanq.queue.requests import Request
 from leanq.states import MemoryStates
 from leanq.trainers import ProofSearch, SearchNode
@@ -48,7 +48,7 @@ async def searched(lean: Prover, steps: int) -> tuple[float, list[SearchNode]]:
 
 async def through_a_queue(slots: int, steps: int) -> tuple[float, list[SearchNode]]:
     server = EmbeddedServer()
-    settings = embedded_settings(server, os.environ)
+    settings = server.settings()
     worker = Worker(settings, [driver(slots)], slots=slots)
     with server:
         async with running(worker), AsyncLeanQClient(settings) as lean:

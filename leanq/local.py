@@ -244,7 +244,7 @@ class _Gate:
                 turn.set_result(None)
 
 
-__all__ = ["EmbeddedServer", "Pool", "embedded_settings", "find_server", "running"]
+__all__ = ["EmbeddedServer", "Pool", "find_server", "running"]
 
 _START_DEADLINE_S = 10.0
 _LOOK_S = 0.002
@@ -317,6 +317,10 @@ class EmbeddedServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def settings(self) -> Settings:
+        """Returns the settings of a queue on this server."""
+        return replace(Settings.load("unix:///-", os.environ), url=self.url)
+
     async def watch(self) -> NoReturn:
         """Raises UnavailableError when the server has died."""
         assert self._process.stdout is not None
@@ -373,11 +377,6 @@ async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
         joined.cancel()
         worker.stop(grace_s=0.0)
         await asyncio.gather(task, joined, return_exceptions=True)
-
-
-def embedded_settings(server: EmbeddedServer, environ: Mapping[str, str]) -> Settings:
-    """Returns the settings of a queue on the embedded server."""
-    return replace(Settings.load("unix:///-", environ), url=server.url)
 
 
 def _wait_for(place: Path, output: int) -> bytes | None:

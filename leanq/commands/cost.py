@@ -25,23 +25,15 @@ _MOST_ROWS = 20
 _HOUR_S = 3600
 
 
-class _Price(click.ParamType[float]):
-    """A price such as 0.01/cpu-h, for an hour of CPU time, in a currency of the caller's."""
-
-    name = "price"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)/cpu-h", str(value), re.ASCII)
-        if not match:
-            self.fail(
-                f"{value!r:.60} is not a price; expected a number that is not negative, and what "
-                "it is for: 0.01/cpu-h",
-                param,
-                ctx,
-            )
-        return float(match[1])
+def _price(text: str) -> float:
+    """Reads a price such as 0.01/cpu-h, for an hour of CPU time, in a currency of the caller's."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)/cpu-h", text, re.ASCII)
+    if not match:
+        raise click.BadParameter(
+            f"{text!r:.60} is not a price; expected a number that is not negative, and what "
+            "it is for: 0.01/cpu-h"
+        )
+    return float(match[1])
 
 
 @click.group()
@@ -58,7 +50,9 @@ def report() -> None:
     default="7d",
     help="All days (UTC) that the last 24h or 7d touch; the queue keeps 100 days.",
 )
-@click.option("--price", type=_Price(), help="What an hour of CPU costs: 0.01/cpu-h.")
+@click.option(
+    "--price", type=_price, metavar="PRICE", help="What an hour of CPU costs: 0.01/cpu-h."
+)
 @click.option("--out", metavar="FILE", help="Write the rows to a Parquet file instead.")
 def cost(
     url: str | None, as_json: bool, since_s: float, price: float | None, out: str | None

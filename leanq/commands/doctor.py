@@ -36,7 +36,7 @@ from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
-from leanq.local import EmbeddedServer, embedded_settings, find_server
+from leanq.local import EmbeddedServer, find_server
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
@@ -141,7 +141,7 @@ async def server_findings(url: str | None) -> list[Finding]:
         program = find_server()
         try:
             with EmbeddedServer() as server:
-                about, _ = await _ask_server(embedded_settings(server, os.environ))
+                about, _ = await _ask_server(server.settings())
         except LeanQError as error:
             return [Finding("server", False, str(error))]
         return [Finding("server", True, f"embedded, {about} ({program})")]

@@ -327,10 +327,10 @@ async def queue_at(
         return
     # Their import takes as long as a small check, and most calls name a queue.
     from leanq.commands.worker import make_worker
-    from leanq.local import EmbeddedServer, embedded_settings, running
+    from leanq.local import EmbeddedServer, running
 
     with contextlib.closing(EmbeddedServer()) as server:
-        settings = embedded_settings(server, os.environ)
+        settings = server.settings()
         # Before the first request, so that a missing Lean is an error and not a wait; and while the
         # server starts.
         worker = make_worker(settings, environments=environments)

@@ -154,12 +154,12 @@ def worker(
 def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
     """Run a server and a worker that later commands find."""
     # A worker of a fleet needs none of it.
-    from leanq.local import EmbeddedServer, embedded_settings
+    from leanq.local import EmbeddedServer
 
     log_to_stderr(False)
     place = UpFile(os.environ)
     with EmbeddedServer() as server:
-        settings = embedded_settings(server, os.environ)
+        settings = server.settings()
         worker = make_worker(settings, **how)
 
         async def run() -> None:

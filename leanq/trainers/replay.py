@@ -318,10 +318,8 @@ class ReplayMemory:
             limit: the most entries.
             wait_s: how many seconds to wait if there are none yet.
         """
-        offset, limit = (
-            arguments.whole_number("offset", offset, 0),
-            arguments.whole_number("limit", limit, 1),
-        )
+        offset = arguments.whole_number("offset", offset, 0)
+        limit = arguments.whole_number("limit", limit, 1)
         until_s = time.monotonic() + arguments.number("wait_s", wait_s)
         await self.open()
         while True:

@@ -265,12 +265,12 @@ def lean_queue() -> Iterator[Settings]:
     from leanq.lean.environment import open_environment
     from leanq.lean.fork_server.server import ForkRules
     from leanq.lean.lean_driver import LeanDriver, machine_cache
-    from leanq.local import EmbeddedServer, embedded_settings, running
+    from leanq.local import EmbeddedServer, running
     from leanq.worker import Worker
 
     try:
         server = EmbeddedServer()
-        settings = embedded_settings(server, os.environ)
+        settings = server.settings()
         slots = len(os.sched_getaffinity(0))
         driver = LeanDriver(
             lambda: open_environment(DEFAULT_ENVIRONMENT, None),
