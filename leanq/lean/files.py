@@ -1,14 +1,18 @@
-"""Finds the files of an environment without reading them."""
+"""Finds the files of an environment without reading them; opens files that others made."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Collection, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
 # All files of a module that Lean opens for an import. It opens `.ilean` for the editor alone.
 _MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir", ".ir.sig")
+_UNFOLLOWED = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class File(NamedTuple):
@@ -32,6 +36,19 @@ class File(NamedTuple):
     def at(cls, path: Path) -> File:
         """Returns the file at a path; raises OSError."""
         return cls.of("", str(path), os.stat(path))
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a file that others, such as a candidate, may have made; raises OSError.
+
+    It follows no link, as one could lead anywhere, and refuses all but regular files.
+    """
+    # Opening a pipe would wait for its writer. Without an opener, a folder's descriptor would leak.
+    file = open(path, "rb", opener=lambda name, how: os.open(name, how | _UNFOLLOWED))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file
 
 
 def compiled_modules(folder: Path, leave_out: Collection[str] = ()) -> list[File]:

@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 
-from leanq.lean.files import File
+from leanq.lean.files import File, open_regular
 
 # A file that was just changed may change again within the same tick of its clock.
 _SETTLED_NS = 2_000_000_000
@@ -104,9 +104,8 @@ def make_ours(folder: Path, mode: int) -> bool:
 def read_kept(path: Path) -> bytes | None:
     """Returns the bytes of :func:`keep`; None if missing, damaged, or another user's."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not is_ours(status) or not stat.S_ISREG(status.st_mode):
+        with open_regular(path) as file:
+            if not is_ours(os.fstat(file.fileno())):
                 return None
             checksum, _, body = file.read().partition(b"\n")
     except OSError:

@@ -89,8 +89,8 @@ def _size_bytes(path: str) -> int:
 def _read(path: str) -> str:
     """Returns the text of a file; raises UnfitError."""
     try:
-        # Opening a pipe would block.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        # Opening a pipe would block. Without an opener, a folder's descriptor would leak.
+        with open(path, "rb", opener=lambda at, how: os.open(at, how | os.O_NONBLOCK)) as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise UnfitError("no regular file")

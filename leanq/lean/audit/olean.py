@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from pathlib import Path
 from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit.image import ASTRAY, Image, Import, Name
 from leanq.lean.audit.layouts import Damaged, Kind
-from leanq.lean.files import compiled_modules
+from leanq.lean.files import compiled_modules, open_regular
 from leanq.lean.syntax import quote
 
 MAX_BYTES = 256 << 20
@@ -183,11 +182,7 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
         SandboxError: this machine cannot read now, which says nothing of the file.
     """
     try:
-        # O_NONBLOCK: opening a pipe would wait for its writer.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path, flags), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise AuditError(f"{path.name} is no regular file")
+        with open_regular(path) as file:
             data = file.read(limit_bytes + 1)
     except OSError as error:
         text = f"{path.name} cannot be read: {error.strerror}"

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import stat
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.diagnostics import Printed
 from leanq.lean.environment import Environment
+from leanq.lean.files import open_regular
 from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.pass_memory import PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
@@ -86,11 +86,8 @@ def _digest(path: Path) -> bytes:
     """Returns the hash of a candidate's file, which may be huge; empty if there is no plain one."""
     left = _COMPARED_BYTES
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return b""
-            digest = sha256(str(status.st_size).encode())
+        with open_regular(path) as file:
+            digest = sha256(str(os.fstat(file.fileno()).st_size).encode())
             while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
                 digest.update(chunk)
                 left -= len(chunk)

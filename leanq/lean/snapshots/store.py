@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import shutil
-import stat
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
@@ -25,6 +24,7 @@ from typing import Any
 import zstandard
 
 from leanq.errors import QueueError
+from leanq.lean.files import open_regular
 from leanq.lean.hashes import hash_file, hash_rest
 from leanq.lean.snapshots.cache import MOST_RAW_BYTES, Manifest, SnapshotCache
 from leanq.states import CHUNK_BYTES, Packed, States
@@ -301,11 +301,10 @@ def _regular(path: Path) -> BufferedReader:
     """Opens a file that a candidate may have put there; a link or a pipe could lead anywhere.
     Raises ValueError if it is no plain file."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = open_regular(path)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        os.close(handle)
+    if os.fstat(file.fileno()).st_nlink != 1:
+        file.close()
         raise ValueError("no plain file")
-    return os.fdopen(handle, "rb")
+    return file

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,25 @@ def test_display(name: Name, text: str) -> None:
 @given(*(2 * [st.lists(st.text("a.«»0", max_size=4) | st.integers(0, 9), max_size=3)]))
 def test_different_names_never_look_the_same(one: list[str | int], two: list[str | int]) -> None:
     assert (display(tuple(one)) == display(tuple(two))) == (one == two)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Path.mkdir, "Is a directory"),
+        (os.mkfifo, "it is no regular file"),
+        (lambda path: path.symlink_to("/etc/passwd"), "Too many levels of symbolic links"),
+    ],
+)
+def test_what_is_no_file_is_refused_and_keeps_no_descriptor(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    path = tmp_path / "Candidate.olean"
+    make(path)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(AuditError, match=rf"Candidate\.olean cannot be read: {why}"):
+        read_bytes(path, 1)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_machine_without_descriptors_says_nothing_of_a_file(tmp_path: Path) -> None:
