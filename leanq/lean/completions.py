@@ -307,7 +307,7 @@ def open_definitions(statement: str) -> tuple[str, ...]:
             command, name = second.text, token.text
         elif second.text == "namespace":
             spaces.append(token.text)
-        elif token.text == "section":
+        elif token.text in ("section", "mutual"):
             spaces.append(None)
         elif token.text == "end" and spaces:
             spaces.pop()

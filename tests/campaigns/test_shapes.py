@@ -221,6 +221,7 @@ def test_proofs_find_their_places() -> None:
             "namespace A\nsection S\ndef _root_.a : Nat := sorry\nend S\nabbrev b : Nat := sorry",
             ("a", "A.b"),
         ),
+        ("namespace A\nmutual\ndef a : Nat := 1\nend\ndef b : Nat := sorry", ("A.b",)),
         ("abbrev", ()),
     ],
 )
