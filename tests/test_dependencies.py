@@ -45,6 +45,7 @@ PARTS = {
     "gateway/page/campaigns.py": "server",
     "gateway/page/forms.py": "server",
     "gateway/page/looks.py": "server",
+    "gateway/page/reads.py": "server",
     "gateway/page/requests.py": "server",
     "gateway/page/routes.py": "server",
     "gateway/page/sections.py": "server",

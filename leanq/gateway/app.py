@@ -25,6 +25,8 @@ from leanq.gateway.limits import Connections, most_connections
 from leanq.gateway.metrics import GatewayMetrics, Measured, Readiness
 from leanq.gateway.operation_routes import Direct
 from leanq.gateway.page import routes
+from leanq.gateway.page.actions import CHANGES
+from leanq.gateway.page.reads import READS
 from leanq.gateway.problems import response_of
 from leanq.gateway.v1 import BATCH_PATH, make_v1
 from leanq.gateway.v1 import operations as v1_operations
@@ -86,7 +88,7 @@ def make_app(
     app.include_router(kimina.operations)
     app.include_router(kimina.router)
     app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")
-    page = routes.Page(lean, access, connections, stopping, rq_url).app()
+    page = routes.Page(lean, access, connections, stopping, rq_url).app(READS, CHANGES)
     app.mount(routes.BELOW.rstrip("/"), page)
 
     async def front(request: Request) -> Any:

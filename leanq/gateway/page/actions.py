@@ -6,8 +6,7 @@ Each change is a handler, which raises HTTPException (403) if the viewer may not
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import HTTPException, Request, Response
@@ -18,16 +17,12 @@ from leanq.gateway import v1_models as models
 from leanq.gateway.keys import Key
 from leanq.gateway.operations import prepared_of
 from leanq.gateway.page import requests
+from leanq.gateway.page.routes import Handler, Page
 from leanq.gateway.page.viewers import Viewer
 from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue, send_again
 from leanq.queue.results import DeadLetter
 from leanq.queue.settings import check_name
-
-if TYPE_CHECKING:
-    from leanq.gateway.page.routes import Page
-
-Handler = Callable[["Page", Request, Key, Viewer], Awaitable[Response]]
 
 
 async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:

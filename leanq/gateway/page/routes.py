@@ -11,15 +11,14 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.sse import format_sse_event
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -39,7 +38,6 @@ from leanq.gateway.connections import client_gone
 from leanq.gateway.keys import Key
 from leanq.gateway.limits import Connections
 from leanq.gateway.logs import OBJECT
-from leanq.gateway.page import actions, requests
 from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.forms import read_form
 from leanq.gateway.page.looks import EVERY_S, FleetLooks
@@ -56,7 +54,6 @@ _LONGEST_LOGIN = 4096
 # Fields of forms that say what is changed, for the log.
 _CHANGED = ("request_id", "kind", "name", "paused", "tenant", "weight")
 _LONGEST_NAME = 100
-_LIVE_S = 2.0
 _MOST_WATCHERS = 1000
 _MOST_WATCHERS_OF_KEY = 100
 # Large parts change little; they are rendered, and sent, once in so many seconds.
@@ -79,6 +76,9 @@ _HEADERS = {
 }
 
 _FOLDER = Path(__file__).parent
+
+Handler = Callable[["Page", Request, Key, Viewer], Awaitable[Response]]
+"""Answers one path; raises HTTPException (403) if the viewer may not call it."""
 
 
 class Page:
@@ -110,23 +110,14 @@ class Page:
         self._rendered_at_s = 0.0
         self._templates = _templates()
 
-    def app(self) -> ASGIApp:
-        reads: dict[str, actions.Handler] = {
-            "/": _overview,
-            "/check": _check_form,
-            "/events": _events,
-            "/requests": _search,
-            "/requests/{request_id}": _request,
-            "/requests/{request_id}/live": _live,
-            "/requests/{request_id}/text": _text,
-            "/campaigns/{campaign_id}": _campaign,
-        }
+    def app(self, reads: Mapping[str, Handler], changes: Mapping[str, Handler]) -> ASGIApp:
+        """Returns the application; both mappings are by the path below the page's."""
         routes: list[Route | Mount] = [
             Route("/login", self._login, methods=["POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_FOLDER / "static")),
         ]
-        for method, handlers in (("GET", reads), ("POST", actions.CHANGES)):
+        for method, handlers in (("GET", reads), ("POST", changes)):
             routes += (
                 Route(path, partial(self._handle, handler), methods=[method])
                 for path, handler in handlers.items()
@@ -171,7 +162,7 @@ class Page:
             self._rendered[viewer, name] = at_s, html
         return self._rendered[viewer, name][1]
 
-    async def _handle(self, handler: actions.Handler, request: Request) -> Response:
+    async def _handle(self, handler: Handler, request: Request) -> Response:
         key = self._sessions.key_of(request)
         if key is None:
             is_script = "hx-request" in request.headers or request.url.path.endswith("/events")
@@ -348,97 +339,3 @@ _VERSIONS = {
     for path in (_FOLDER / "static").rglob("*")
     if path.is_file()
 }
-
-
-def _check_watches(viewer: Viewer) -> None:
-    if not viewer.watches:
-        raise HTTPException(403, "the key has not the right 'status', so it sees no fleet")
-
-
-async def _overview(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
-    if not viewer.watches:
-        return RedirectResponse("/page/check", 303)
-    overview = await page.overview(viewer)
-    parts = {name: page.section(name, overview, viewer) for name in SECTIONS}
-    return page.page("overview.html", viewer, parts=parts)
-
-
-async def _events(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    _check_watches(viewer)
-    # Otherwise nginx collects events before it sends any.
-    headers = {"X-Accel-Buffering": "no"}
-    events = page.watched(viewer, request)
-    return _Events(page.watching(key), events, media_type="text/event-stream", headers=headers)
-
-
-class _Events(StreamingResponse):
-    """A stream that is counted from its beginning. Its content begins a turn of the loop later, and
-    all that come in one turn would find room."""
-
-    def __init__(
-        self, counted: AbstractContextManager[None], events: AsyncIterator[bytes], **how: Any
-    ) -> None:
-        super().__init__(events, **how)
-        self._counted = counted
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._counted:
-            await super().__call__(scope, receive, send)
-
-
-async def _check_form(page: Page, _request: Request, key: Key, viewer: Viewer) -> Response:
-    return page.page("check.html", viewer, environments=await _offered(page, key, viewer))
-
-
-async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
-    """Returns the environments that the key may check in, its default first."""
-    default = page.access.environment(key, None)
-    if key.environments:
-        return [*key.environments]
-    known = {name for queue in page.lean.queues for name in await queue.shard.environments()}
-    return [default, *sorted(known - {default})]
-
-
-async def _search(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
-    wanted = request.query_params.get("id", "").strip()
-    return RedirectResponse(f"/page/requests/{quote(wanted, safe='')}" if wanted else "/", 303)
-
-
-async def _request(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    found = await actions.found(page, key, viewer, request.path_params["request_id"])
-    return page.page("request.html", viewer, **requests.context_of(found))
-
-
-async def _live(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    """Shows the present state of a request; waits shortly for its end."""
-    request_id = request.path_params["request_id"]
-    name = viewer.name_of(request_id)
-    kept = page.lean.recent.find(name.tenant, name.name) if name else None
-    if kept and kept.pending:
-        await kept.pending.wait(_LIVE_S)
-    return await actions.fragment(page, key, viewer, request_id)
-
-
-async def _text(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    """Sends the whole text as it came, for the browser to save and not to show."""
-    found = await actions.found(page, key, viewer, request.path_params["request_id"])
-    if found.request is None:
-        raise HTTPException(404, "the text of this request is not kept any more")
-    headers = {"Content-Disposition": 'attachment; filename="request.lean"'}
-    return PlainTextResponse(requests.text_of(found.request), headers=headers)
-
-
-async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
-    _check_watches(viewer)
-    overview = await page.overview(viewer)
-    board = overview.campaigns
-    id_ = request.path_params["campaign_id"]
-    row = next((row for row in board.rows if row.id == id_), None)
-    if row is None or not viewer.owns(row.tenant, row.environment):
-        raise HTTPException(404, "no such campaign is known to you")
-    parts, trouble = None, ""
-    try:
-        parts = await board.report(row)
-    except LeanQError as error:
-        trouble = str(error)
-    return page.page("campaign.html", viewer, row=row, parts=parts, trouble=trouble)
