@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -81,9 +80,8 @@ class BatchResponse(Response):
         self._tasks: set[asyncio.Task[None]] = set()
         # The caller's ids of the requests that have not ended.
         self._labels: dict[int, Any] = {}
-        # Results that were not sent yet, and the bytes of those and of the ones being sent.
-        self._results: deque[dict[str, Any]] = deque()
-        self._sizes: deque[int] = deque()
+        # Results that were not sent yet, with their bytes.
+        self._results: deque[tuple[dict[str, Any], int]] = deque()
         self._changed = asyncio.Event()
         # True once all requests were read, and once the client has gone.
         self._complete = self._gone = False
@@ -97,10 +95,10 @@ class BatchResponse(Response):
             cutting = asyncio.create_task(self._cut_short())
             try:
                 while found := await self._next(send):
-                    await send(_chunk(b"".join(map(self._framed, found))))
-                    for _ in found:
+                    await send(_chunk(b"".join(self._framed(result) for result, _ in found)))
+                    for _, size_bytes in found:
                         self._room.release()
-                        self._note(-1, -self._sizes.popleft())
+                        self._note(-1, -size_bytes)
                 if not self._gone:
                     end = self._events and not self._ending.is_set()
                     await send(_chunk(b"event: end\ndata: {}\n\n" if end else b"", more=False))
@@ -111,7 +109,7 @@ class BatchResponse(Response):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _next(self, send: Send) -> list[dict[str, Any]]:
+    async def _next(self, send: Send) -> list[tuple[dict[str, Any], int]]:
         """Waits for results and returns those that are there; an empty list after the last one."""
         while True:
             with contextlib.suppress(TimeoutError):
@@ -143,15 +141,13 @@ class BatchResponse(Response):
             self._complete = True
             self._changed.set()
 
-    def _take(self) -> list[dict[str, Any]]:
+    def _take(self) -> list[tuple[dict[str, Any], int]]:
         """Returns results that were not sent yet, up to a limit."""
-        found: list[dict[str, Any]] = []
+        found: list[tuple[dict[str, Any], int]] = []
         left_bytes = _AT_ONCE_BYTES
-        for size in islice(self._sizes, min(len(self._results), _AT_ONCE)):
+        while self._results and len(found) < _AT_ONCE and left_bytes >= 0:
             found.append(self._results.popleft())
-            left_bytes -= size
-            if left_bytes < 0:
-                break
+            left_bytes -= found[-1][1]
         return found
 
     async def _more(self) -> bool:
@@ -172,9 +168,9 @@ class BatchResponse(Response):
         self._put({"index": None, "id": None, "problem": problem})
 
     def _put(self, result: dict[str, Any]) -> None:
-        self._results.append(result)
-        self._sizes.append(_bytes_of(result))
-        self._note(1, self._sizes[-1])
+        size_bytes = _bytes_of(result)
+        self._results.append((result, size_bytes))
+        self._note(1, size_bytes)
         self._changed.set()
 
     async def _begin_all(self, receive: Receive) -> None:
