@@ -123,17 +123,6 @@ class Access:
             count("leanq_http_refusals_total", limit)
             raise _too_many(detail, after_s)
 
-    @contextlib.contextmanager
-    def admitted(self, key: Key, number: int, lean: GatewayClient) -> Iterator[Callable[[], None]]:
-        """Admits requests that are sent one by one. Yields a function to call after each is sent.
-
-        Raises as :meth:`admit`.
-        """
-        self.admit(key, number, lean)
-        with self.holding(key) as hold:
-            hold(number, 0)
-            yield lambda: hold(-1, 0)
-
     def wait_for(self, key: Key, number: int, lean: GatewayClient) -> tuple[str, str, float] | None:
         """Returns the limit that so many more requests would exceed, a message, and a delay.
 

@@ -175,13 +175,16 @@ async def _ends(
 
     group = Group(lean, key.tenant, told)
     try:
-        with access.admitted(key, len(codes), lean) as begun:
+        access.admit(key, len(codes), lean)
+        with access.holding(key) as hold:
+            # Those that are not sent yet count as well.
+            hold(len(codes), 0)
             async for number, code in in_turns(enumerate(codes)):
                 try:
                     group.begin(number, _prepared(lean, code, options, timeout_s))
                 except LeanQError as error:
                     ends[number] = error
-                begun()
+                hold(-1, 0)
         if group:
             await while_connected(request, all_ended)
     finally:
