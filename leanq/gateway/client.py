@@ -142,7 +142,7 @@ class GatewayClient(AsyncLeanQClient):
         named = structs.replace(submission, request_id=made.request_id(shards))
         prepared = structs.replace(prepared, submission=named)
         pending = self._enter(Pending(made, prepared, self._left))
-        self.recent.add(tenant, named, pending)
+        self.recent.add(named, pending)
         self._open_route().send(prepared, pending)
         return pending
 

@@ -19,28 +19,17 @@ _MOST_BYTES = 32 << 20
 _EACH_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a request has ended, without its reply, which may be large."""
-
-    verdict: str
-    queued_s: float
-    cpu_s: float
-    wall_s: float
-
-
 @dataclass(slots=True)
 class RecentRequest:
     """A request that came through this gateway.
 
-    ``pending`` is None once it has ended, and ``ended`` before, or if it ended with an error.
+    ``pending`` is None once it has ended. ``ended`` has the verdict and the times of its reply,
+    which may be large; it is None before, or if the request ended with an error.
     """
 
-    tenant: str
-    name: str
     submission: Submission
     pending: Pending | None
-    ended: Ended | None = None
+    ended: Reply | None = None
     at_s: float = field(default_factory=time.time)
 
     @property
@@ -50,21 +39,22 @@ class RecentRequest:
     def has_ended(self, end: End) -> None:
         self.pending = None
         if isinstance(end, Reply):
-            self.ended = Ended(end.verdict or "", end.queued_s, end.cpu_s, end.wall_s)
+            self.ended = Reply(
+                end.verdict, queued_s=end.queued_s, cpu_s=end.cpu_s, wall_s=end.wall_s
+            )
 
 
 class RecentRequests:
     """The latest requests, in bounded memory: some thousands of small ones."""
 
     def __init__(self) -> None:
-        # Oldest first.
-        self._kept: OrderedDict[tuple[str, str], RecentRequest] = OrderedDict()
+        # By request id, oldest first.
+        self._kept: OrderedDict[str, RecentRequest] = OrderedDict()
         self._bytes = 0
 
-    def add(self, tenant: str, submission: Submission, pending: Pending) -> None:
+    def add(self, submission: Submission, pending: Pending) -> None:
         """Keeps a request; forgets the oldest ones if they are too many."""
-        key = tenant, pending.name.name
-        kept = RecentRequest(*key, submission, pending)
+        key, kept = submission.request_id, RecentRequest(submission, pending)
         if kept.size_bytes > _MOST_BYTES:
             return
         if before := self._kept.pop(key, None):
@@ -76,9 +66,9 @@ class RecentRequests:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.size_bytes
 
-    def find(self, tenant: str, name: str) -> RecentRequest | None:
-        return self._kept.get((tenant, name))
+    def find(self, request_id: str) -> RecentRequest | None:
+        return self._kept.get(request_id)
 
     def all(self, tenant: str | None = None) -> Iterator[RecentRequest]:
         """Returns the requests of a tenant, or of all tenants, oldest first."""
-        return (kept for kept in self._kept.values() if tenant in (None, kept.tenant))
+        return (kept for kept in self._kept.values() if tenant in (None, kept.submission.tenant))

@@ -124,12 +124,10 @@ async def _in_flight(
 
 def _ended(lean: GatewayClient, viewer: Viewer, request_id: str, data: bytes) -> Found | None:
     # A reply does not name its tenant, but the ids of gateways do.
-    name = viewer.name_of(request_id)
-    if name is None and not viewer.operates:
+    owned = viewer.name_of(request_id) is not None
+    if not owned and not viewer.operates:
         return None
-    kept = lean.recent.find(name.tenant, name.name) if name else None
-    if kept is None and viewer.operates:
-        kept = next((k for k in lean.recent.all() if k.submission.request_id == request_id), None)
+    kept = lean.recent.find(request_id)
     if kept and not viewer.operates and not viewer.sees_environment(kept.submission.environment):
         return None
     request = _unpacked(kept.submission.body)[0] if kept else None
@@ -138,9 +136,7 @@ def _ended(lean: GatewayClient, viewer: Viewer, request_id: str, data: bytes) ->
     except WireError as error:
         reply, unread = None, f"the reply cannot be read: {error}"
     environment = kept.submission.environment if kept else ""
-    return Found(
-        request_id, "ended", name is not None, request, None, reply, unread, None, environment
-    )
+    return Found(request_id, "ended", owned, request, None, reply, unread, None, environment)
 
 
 def sealed(found: Found, access: Access, key: Key) -> Found:
