@@ -10,6 +10,7 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -272,10 +273,11 @@ Watcher = Annotated[Key, Depends(may("status"))]
 """The key of the request at hand, which may see the fleet's status."""
 
 
+@dataclass(frozen=True, eq=False)
 class Authenticated:
     """Finds the key of each request before its body is read; bounds the body by the key.
 
-    Args:
+    Attributes:
         connections: the gateway's connections.
         public: paths that need no key.
         apart: applications below this path identify their callers themselves.
@@ -283,39 +285,29 @@ class Authenticated:
         refuse: makes the answer to a request without a key.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        access: Access,
-        connections: Connections,
-        public: frozenset[str],
-        apart: str,
-        streamed: frozenset[str],
-        refuse: Callable[[str, HTTPException], Response],
-    ) -> None:
-        self._app = app
-        self._access = access
-        self._connections = connections
-        self._public = public
-        self._apart = apart
-        self._streamed = streamed
-        self._refuse = refuse
+    app: ASGIApp
+    access: Access
+    connections: Connections
+    public: frozenset[str]
+    apart: str
+    streamed: frozenset[str]
+    refuse: Callable[[str, HTTPException], Response]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        is_public = path in self._public or path.startswith(self._apart)
+        is_public = path in self.public or path.startswith(self.apart)
         if scope["type"] != "http" or is_public:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        streams = path in self._streamed
+        streams = path in self.streamed
         with contextlib.ExitStack() as under_way:
             try:
-                key = self._access.key_of(Headers(scope=scope).get("authorization"))
+                key = self.access.key_of(Headers(scope=scope).get("authorization"))
                 connection = under_way.enter_context(
-                    self._connections.carrying(scope, key, streams=streams)
+                    self.connections.carrying(scope, key, streams=streams)
                 )
             except HTTPException as error:
-                await self._refuse(path, error)(scope, receive, send)
+                await self.refuse(path, error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["key"] = key
 
@@ -325,17 +317,17 @@ class Authenticated:
                     await connection.taken()
 
             if streams:
-                await self._app(scope, receive, sending)
+                await self.app(scope, receive, sending)
                 return
-            note = under_way.enter_context(self._access.body(key))
-            app = RequestBodyLimitMiddleware(self._app, key.body_mb << 20)
-            hold = under_way.enter_context(self._access.holding(key))
+            note = under_way.enter_context(self.access.body(key))
+            app = RequestBodyLimitMiddleware(self.app, key.body_mb << 20)
+            hold = under_way.enter_context(self.access.holding(key))
 
             async def refuse() -> bool:
                 try:
-                    self._access.check_memory(key)
+                    self.access.check_memory(key)
                 except HTTPException as error:
-                    await self._refuse(path, error)(scope, receive, send)
+                    await self.refuse(path, error)(scope, receive, send)
                     return True
                 return False
 
