@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,7 +39,7 @@ class GatewayMetrics:
         self._connections = connections
         self._readiness = readiness
         self._answers: Counter[tuple[str, str]] = Counter()
-        self._took: dict[str, Times] = {}
+        self._took: defaultdict[str, Times] = defaultdict(Times)
         self.streams = 0
 
     def answered(self, route: str, status: int, took_s: float, trace_id: str = "") -> None:
@@ -47,9 +47,7 @@ class GatewayMetrics:
         if trace_id:
             note_exemplar(("leanq_http_request_seconds", route), trace_id, took_s)
         self._answers[route, str(status)] += 1
-        times = self._took.get(route)
-        if times is None:
-            times = self._took[route] = Times()
+        times = self._took[route]
         times.counts[bisect_left(BUCKETS_S, took_s)] += 1
         times.sum_s += took_s
 
