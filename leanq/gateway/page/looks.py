@@ -39,7 +39,7 @@ EVERY_S = 2.0
 SHOWN = 50
 """The most requests and dead letters that a list shows."""
 
-_DAY_S = 86_400
+DAY_S = 86_400
 # One note in so many minutes is enough for a chart of a day.
 _NOTE_EVERY_MIN = 5
 _RATES_OVER_S = 60.0
@@ -141,7 +141,7 @@ class FleetLooks:
         )
 
     async def _day(self, stats: FleetStats) -> Sequence[Sequence[Mapping[str, int]]]:
-        first = int(time.time() - _DAY_S) // 60
+        first = int(time.time() - DAY_S) // 60
         for queue, kept in zip(self._queues, self._notes, strict=True):
             since = kept[-1]["minute"] + 1 if kept else first
             for note in await queue.minutes(since):

@@ -15,7 +15,7 @@ from leanq.fleet.history import periods
 from leanq.fleet.shown import duration
 from leanq.fleet.stats import EnvironmentStats, Times, degraded_of, lean_of, unsized
 from leanq.gateway.page.campaigns import CampaignBoard
-from leanq.gateway.page.looks import SHOWN, Look, Totals
+from leanq.gateway.page.looks import DAY_S, SHOWN, Look, Totals
 from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.recent import RecentRequests
 from leanq.queue.metrics import BUCKETS_S
@@ -23,7 +23,6 @@ from leanq.queue.requests import LEAN_VERDICTS, Verdict
 from leanq.queue.results import DeadLetter
 from leanq.queue.wire import info_of
 
-DAY_S = 86_400
 _CHART_PERIOD_S = 900
 _WORKERS_SHOWN = 40
 _RECENT_SHOWN = 8
@@ -303,13 +302,9 @@ def tenants(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 def requests(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     """Returns the longest running requests, the suspect ones, and the latest that ended here."""
-
-    def seen(environment: str, tenant: str) -> bool:
-        return viewer.sees_environment(environment) and viewer.sees_tenant(tenant)
-
     look = overview.look
-    running = [each for each in look.running if seen(each.environment, each.tenant)]
-    suspect = [each for each in look.quarantined if seen(each.environment, each.tenant)]
+    running = [each for each in look.running if viewer.sees(each.tenant, each.environment)]
+    suspect = [each for each in look.quarantined if viewer.sees(each.tenant, each.environment)]
     suspect += [each for each in running if each.attempts]
     recent = [
         (kept, ended)
@@ -326,12 +321,8 @@ def requests(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 
 def _dead(overview: Overview, viewer: Viewer) -> list[DeadLetter]:
-    return [
-        letter
-        for letter in overview.look.dead
-        if viewer.sees_environment(letter.submission.environment)
-        and viewer.sees_tenant(letter.submission.tenant)
-    ]
+    asked = ((letter, letter.submission) for letter in overview.look.dead)
+    return [letter for letter, of in asked if viewer.sees(of.tenant, of.environment)]
 
 
 def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
@@ -340,11 +331,7 @@ def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
 
 def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     board = overview.campaigns
-    rows = [
-        row
-        for row in board.rows
-        if viewer.sees_tenant(row.tenant) and viewer.sees_environment(row.environment)
-    ]
+    rows = [row for row in board.rows if viewer.sees(row.tenant, row.environment)]
     shown = _listed(rows, _CAMPAIGNS_SHOWN)
     return {**shown, "trouble": board.trouble, "missing": board.missing}
 

@@ -46,6 +46,10 @@ class Viewer:
     def sees_tenant(self, name: str) -> bool:
         return self.sees_fleet or name == self.tenant
 
+    def sees(self, tenant: str, environment: str) -> bool:
+        """Returns True if it may know of such a request, though perhaps not its text."""
+        return self.sees_environment(environment) and self.sees_tenant(tenant)
+
     def owns(self, tenant: str, environment: str) -> bool:
         """Returns True if it may see the text of such a request, and end, retry or drop it."""
         return self.sees_environment(environment) and (self.operates or tenant == self.tenant)
