@@ -24,6 +24,7 @@ from leanq.commands.history import print_history, used_by_tenant, write_history
 from leanq.errors import NotPermittedError, QueueError, UsageError
 from leanq.fleet.shown import counted, duration, plural, printable, table
 from leanq.fleet.stats import (
+    NEARLY_FULL,
     FleetStats,
     decisions_of,
     degraded_of,
@@ -45,8 +46,6 @@ _LOOKS = 11
 # The most workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
 _MOST_MEMORIES = 5
-# The share of the server's memory at which LeanQRedisMemoryHigh begins, too.
-_NEARLY_FULL = 0.85
 _NO_WORKER = "no worker is alive; start one with 'leanq worker'"
 # Titles of a look that stand out.
 _TROUBLE = ("paused", "retries", "dead", "quarantined", "differs")
@@ -264,7 +263,7 @@ def _summary(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         text = "to run alone, since their workers died"
         yield "quarantined", f"{plural(count, 'request')} of {name}, {text}"
     share = record["memory_bytes"] / (record["memory_limit_bytes"] or math.inf)
-    if share >= _NEARLY_FULL:
+    if share > NEARLY_FULL:
         yield "memory", f"{share:.0%} of the server's maxmemory; a full server takes no requests"
     yield from (("replay", text) for text in _memories(record["memories"]))
     sums = {

@@ -25,6 +25,9 @@ _T = TypeVar("_T")
 # A tenant floods with more than so many requests that wait.
 _MUCH = 100
 
+NEARLY_FULL = 0.85
+"""The share of a server's memory from which people are warned, as by LeanQRedisMemoryHigh."""
+
 TOLD_S = 600.0
 """A scaler whose decision is older, in seconds, has gone."""
 

@@ -5,6 +5,7 @@ A viewer sees its own environments and its own tenant only, unless it sees the f
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,14 @@ from typing import Any, get_args
 
 from leanq.fleet.history import periods
 from leanq.fleet.shown import duration
-from leanq.fleet.stats import EnvironmentStats, Times, degraded_of, lean_of, unsized
+from leanq.fleet.stats import (
+    NEARLY_FULL,
+    EnvironmentStats,
+    Times,
+    degraded_of,
+    lean_of,
+    unsized,
+)
 from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.looks import DAY_S, SHOWN, Look, Totals
 from leanq.gateway.page.viewers import Viewer
@@ -159,9 +167,9 @@ def _warnings(overview: Overview, viewer: Viewer) -> Iterator[tuple[str, str]]:
         if viewer.sees_environment(name):
             yield "note", f"{count:,} requests of {name} are quarantined: their workers died."
     stats = look.stats
-    if stats.memory_limit_bytes and stats.memory_bytes > 0.9 * stats.memory_limit_bytes:
-        share = stats.memory_bytes / stats.memory_limit_bytes
-        yield "bad", f"Redis uses {share:.0%} of its memory; new requests will be refused."
+    share = stats.memory_bytes / (stats.memory_limit_bytes or math.inf)
+    if share > NEARLY_FULL:
+        yield "bad", f"Redis uses {share:.0%} of its memory; a full one refuses new requests."
 
 
 def _ago(since_s: float) -> str:

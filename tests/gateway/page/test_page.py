@@ -23,7 +23,7 @@ from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a_day
 from support.queues import Queue
 from support.records import done
-from support.servers import Server
+from support.servers import Server, own_server
 from support.terminals import Terminal
 from support.waiting import eventually
 
@@ -87,6 +87,17 @@ async def test_the_page_is_at_the_root_for_browsers_alone(gateway: Gateway) -> N
     ):
         assert title in answer.text
     assert (await gateway.http.get("/")).json() == {"status": "ok"}
+
+
+async def test_the_page_warns_of_a_server_that_is_nearly_full() -> None:
+    with own_server() as server:
+        async with new_gateway(server.settings) as gateway:
+            with redis.Redis.from_url(server.settings.url) as connection:
+                connection.set("large", bytes(32 << 20))
+                used_bytes = connection.info("memory")["used_memory"]
+                connection.config_set("maxmemory", int(used_bytes / 0.88))
+            full = await shown(gateway, {})
+    assert re.search(r"Redis uses 8\d% of its memory; a full one refuses new requests", full)
 
 
 async def test_browsers_are_told_to_load_nothing_from_elsewhere(gateway: Gateway) -> None:
