@@ -93,11 +93,14 @@ async def test_the_page_warns_of_a_server_that_is_nearly_full() -> None:
     with own_server() as server:
         async with new_gateway(server.settings) as gateway:
             with redis.Redis.from_url(server.settings.url) as connection:
-                connection.set("large", bytes(32 << 20))
-                used_bytes = connection.info("memory")["used_memory"]
-                connection.config_set("maxmemory", int(used_bytes / 0.88))
-            full = await shown(gateway, {})
-    assert re.search(r"Redis uses 8\d% of its memory; a full one refuses new requests", full)
+                connection.set("large", bytes(64 << 20))
+                connection.config_set("maxmemory", int((65 << 20) / 0.88))
+
+            async def is_warned() -> bool:
+                page = await shown(gateway, {})
+                return bool(re.search(r"Redis uses 8\d% of its memory; a full one refuses", page))
+
+            await eventually(is_warned)
 
 
 async def test_browsers_are_told_to_load_nothing_from_elsewhere(gateway: Gateway) -> None:
