@@ -46,6 +46,8 @@ _MAX_SILENCE_S = 60.0
 _ENVIRONMENT_RETRY_S = 1.0
 _WARN_OF_FULL_S = 60.0
 _NOT_PERMITTED_S = 3.0
+# More than the size of any reply has.
+_MOST_DIGITS = 18
 
 
 class Submitter:
@@ -356,7 +358,8 @@ class ShardClient:
         large: list[tuple[str, int]] = []
         for request_id, data in pairs:
             if data.isdigit():
-                large.append((request_id, int(data)))
+                # Any process may have written it, and int() refuses thousands of digits.
+                large.append((request_id, int(data[:_MOST_DIGITS])))
             else:
                 self.outstanding.end_with_bytes(request_id, data)
         awaited = (each for each in large if each[0] in self.outstanding)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import redis
 from support.fleets import (
     HOUR_S,
     Recorder,
@@ -228,6 +229,22 @@ def test_a_large_reply_that_fails_to_come_takes_no_other_with_it(
         driver.let_go()
         assert results(futures) == payloads
     assert len(fetches) == 2
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("own", [False, True])
+def test_a_size_of_thousands_of_digits_ends_no_request(settings: Settings, own: bool) -> None:
+    with LeanQClient(settings) as lean:
+        future, name = lean.echo(b"waits"), first_shard(lean).client
+        until(lambda: look(settings).counters.get("submitted") == 1)
+        inbox = f"{{{settings.prefix}:0}}:inbox:{name}"
+        with redis.Redis.from_url(settings.url) as stranger:
+            stranger.xadd(inbox, {future.request_id if own else "0-other": b"9" * 5000})
+            # A read drops what the one before has taken.
+            stranger.xadd(inbox, {"0-other": b"9"})
+            until(lambda: stranger.xlen(inbox) < 2)
+        with serving(settings):
+            assert future.result(DEADLINE_S) == b"waits"
 
 
 @pytest.mark.usefixtures("patient")
