@@ -7,9 +7,10 @@ from support.shards import Shard
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.fleet.history import Measure, Period, measures, periods
+from leanq.fleet.stats import Times, environments_of
 from leanq.lean.environment import Environment
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.results import read_minute
+from leanq.queue.results import Status, read_minute
 from leanq.queue.settings import Settings
 
 MINUTE_MS = 60_000
@@ -140,6 +141,18 @@ def test_measures_of_all_shards_by_the_minute() -> None:
         Measure(3660, "a", "tenant_cpu_s", "x", 1.5),
     ]
     assert measures([]) == []
+
+
+@pytest.mark.parametrize("kind", "wrt")
+def test_a_total_of_no_bucket_is_left_out(kind: str) -> None:
+    found = {f"{kind}:a:{part}": 1 for part in ("9" * 5000, "18", "-1", "x", "")}
+    notes = [{"minute": 60, "s:a": 1}, {"minute": 61, "s:a": 3, **found}]
+    assert measures([notes]) == [Measure(3600, "a", "submitted", "", 2)]
+    (period,) = periods([notes], 600)
+    assert (period.submitted, sum(period.took)) == (2, 0)
+    status = Status({}, {}, (), (), {}, 0, tallies={"s:a": 3, **found})
+    (stats,) = environments_of(status).values()
+    assert (stats.submitted, stats.waited, stats.ran, stats.took) == (3, *3 * [Times()])
 
 
 def test_no_notes() -> None:
