@@ -8,7 +8,6 @@ joins the running request.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -227,8 +226,6 @@ class Coordinator:
                 done = True
             else:
                 end = watching.result()
-        except sqlite3.Error as error:
-            raise self._journal.fault(error) from None
         finally:
             try:
                 if not done:

@@ -133,17 +133,16 @@ def test_a_killed_run_is_resumed_and_checks_nothing_twice(
     rows = 6000
     client.file("data.jsonl", echoes(rows))
     run = ("campaign", "run", "data.jsonl", "--env", "echo", "--window", "50")
-    state = client.folder / "killed.jsonl.state"
+    part = client.folder / "killed.jsonl.part"
     # So many are left that none ends between two looks.
     for share in (0.1, 0.25, 0.4):
         process = client.start(*run, "--out", "killed.jsonl")
-        part = client.folder / "killed.jsonl.part"
-        until(lambda share=share, part=part: lines(part) > share * rows)
+        until(lambda share=share: records_in(part) > share * rows)
         process.send_signal(signal.SIGKILL)
         process.wait(COMMAND_TIMEOUT_S)
-        assert state.exists()
-    with closing(sqlite3.connect(state)) as index:
-        ((kept,),) = index.execute("SELECT count(*) FROM done")
+        assert part.exists()
+    with closing(sqlite3.connect(part)) as journal:
+        ((kept,),) = journal.execute("SELECT count(*) FROM done")
     done = client.run(*run, "--out", "killed.jsonl")
     assert done.code == 0
     assert_resumes(done.err, "killed.jsonl", kept, rows)
@@ -159,8 +158,9 @@ def test_a_killed_run_is_resumed_and_checks_nothing_twice(
     assert submitted == rows
 
 
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def records_in(journal: Path) -> int:
+    """How many records are in a journal, which its coordinator keeps locked."""
+    return journal.read_bytes().count(b'"verdict":') if journal.exists() else 0
 
 
 @pytest.mark.slow
@@ -170,13 +170,13 @@ def test_an_interrupt_withdraws_and_the_same_command_resumes(
     client.file("data.jsonl", echoes(20_000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
     process = client.start(*run)
-    until(lambda: lines(client.folder / "out.jsonl.part") > 100)
+    until(lambda: records_in(client.folder / "out.jsonl.part") > 100)
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
     told = r"leanq: interrupted after [\d,]+ of 20,000 rows; the same command resumes it\n"
     assert re.fullmatch(told, done.err)
-    kept = lines(client.folder / "out.jsonl.part")
+    kept = records_in(client.folder / "out.jsonl.part")
     status = look(fleet)
     assert sum(row.waiting for row in status.priorities) == 0
     assert 100 < kept < 20_000
@@ -192,7 +192,7 @@ def test_two_interrupts(terminal: Terminal) -> None:
     rows = ({"id": n, "code": f"{sample('and_swap')}-- {n}"} for n in range(50))
     terminal.file("data.jsonl", jsonl(*rows))
     process = terminal.start("campaign", "run", "data.jsonl", "--out", "out.jsonl")
-    until(lambda: lines(terminal.folder / "out.jsonl.part") > 0)
+    until(lambda: records_in(terminal.folder / "out.jsonl.part") > 0)
     process.send_signal(signal.SIGINT)
     # Or else the two are one.
     status = Path(f"/proc/{process.pid}/status")
@@ -236,14 +236,14 @@ def test_a_run_with_other_options_is_not_resumed(client: Terminal, fleet: Settin
     client.file("data.jsonl", echoes(20_000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
     process = client.start(*run)
-    until(lambda: lines(client.folder / "out.jsonl.part") > 10)
+    until(lambda: records_in(client.folder / "out.jsonl.part") > 10)
     busy = client.run(*run)
     process.kill()
     process.wait(COMMAND_TIMEOUT_S)
     other = client.run(*run, "--memory", "99")
     assert (busy.code, busy.err) == (2, "leanq: out.jsonl is being written by another campaign\n")
     assert other.code == 2
-    assert "out.jsonl.state belongs to a campaign with other data or other options" in other.err
+    assert "out.jsonl.part belongs to a campaign with other data or other options" in other.err
 
 
 @pytest.mark.slow

@@ -189,7 +189,7 @@ def test_one_whose_coordinators_all_die_fails(desk: Desk, driver: Recorder) -> N
     until(lambda: len(driver.running) == len(HELD))
     stop_worker(worker)
     # As if the last twenty had been killed as well.
-    with contextlib.closing(sqlite3.connect(f"{desk.folder}/c0.out.state")) as journal, journal:
+    with contextlib.closing(sqlite3.connect(f"{desk.folder}/c0.out.part")) as journal, journal:
         journal.execute("UPDATE meta SET value = '20' WHERE name = 'fruitless_starts'")
     desk.start_worker()
     error = "the campaign has failed: 20 coordinators in a row died without a single result"

@@ -164,7 +164,7 @@ def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Pro
     assert dashboard.job(first)["status"] == "finished"
     (record,) = (json.loads(line) for line in desk.run("show", first, "--json").splitlines())
     assert (record["state"], record["counts"], record["error"]) == ("finished", {"echoed": 3}, None)
-    assert not os.path.exists(f"{desk.folder}/c0.out.state")
+    assert not os.path.exists(f"{desk.folder}/c0.out.part")
 
 
 @pytest.mark.slow

@@ -419,7 +419,7 @@ async def test_a_disk_that_is_full_leaves_the_rows_for_later(stage: Stage) -> No
     await eventually(lambda: b"held accepted" in stage.judge.running)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        with pytest.raises(UsageError, match=r"out.jsonl.(part|state) cannot be written"):
+        with pytest.raises(UsageError, match=r"out.jsonl.(part) cannot be written"):
             await running
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -448,7 +448,7 @@ async def test_a_campaign_whose_coordinators_all_die_fails(
     for _ in range(3):
         with pytest.raises(UnknownEnvironmentError):
             await stage.run(replace(campaign, plan=Plan(options={"env": "elsewhere"})))
-    Path(campaign.out + ".state").unlink()
+    Path(campaign.out + ".part").unlink()
     purpose = campaign.purpose(open_dataset(campaign.data, campaign.fields))
     for _ in range(2):
         Journal(campaign.out, purpose).close()
