@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 from leanq.campaigns.dataset import BadRow, Dataset, Row
-from leanq.campaigns.journal import Cursor, Journal
+from leanq.campaigns.journal import Journal
 from leanq.campaigns.report.outcomes import one_line
 from leanq.campaigns.results import cancelled, of_error, of_reply
 from leanq.client import AsyncLeanQClient
@@ -175,10 +175,9 @@ class Coordinator:
         self._observer = observer
         self._total = dataset.total()
         self._token = journal.token.encode()
-        # Rows that are not done, by line in the order of reading: the cursor from which to find
-        # each, perhaps behind blank lines, and how many of its samples are outstanding. The next
-        # coordinator resumes at the first.
-        self._open_rows: dict[int, tuple[Cursor, int]] = {}
+        # How many samples are outstanding, by line in the order of reading. The next coordinator
+        # resumes at the first.
+        self._open_rows: dict[int, int] = {}
         self._next = journal.cursor
         # Rows read so far, without blank lines.
         self._rows = journal.rows
@@ -246,19 +245,18 @@ class Coordinator:
         return end
 
     async def _read(self) -> None:
-        cursor = self._next
-        for row in self._dataset.rows(cursor.line, cursor.start):
+        for row in self._dataset.rows(self._next):
             await self._start(row)
         while self._in_flight:
             await self._wait_for_room(1)
 
     async def _start(self, row: Row | BadRow) -> None:
         await self._wait_for_room()
-        journal, cursor = self._journal, self._next
-        self._next = Cursor(row.line + 1, row.next)
+        journal = self._journal
+        self._next = row.line + 1
         self._rows += 1
         if isinstance(row, Row) and (line := journal.line_of(row.id, row.line)) != row.line:
-            row = BadRow(row.line, row.next, row.id, f"line {line} has the same id")
+            row = BadRow(row.line, row.id, f"line {line} has the same id")
         if isinstance(row, BadRow):
             if not journal.has(row.line, 0):
                 journal.add(of_error(row, None, row.error))
@@ -268,7 +266,7 @@ class Coordinator:
             journal.add_problem(problem(row))
         samples = [i for i in range(len(row.codes)) if not journal.has(row.line, i)]
         if samples:
-            self._open_rows[row.line] = cursor, len(samples)
+            self._open_rows[row.line] = len(samples)
         for i in samples:
             await self._wait_for_room()
             self._send(row, i)
@@ -341,9 +339,8 @@ class Coordinator:
             if not task.cancelled():
                 self._fault = self._fault or task.exception()
         else:
-            cursor, outstanding = self._open_rows[row.line]
-            self._open_rows[row.line] = cursor, outstanding - 1
-            if outstanding == 1:
+            self._open_rows[row.line] -= 1
+            if not self._open_rows[row.line]:
                 del self._open_rows[row.line]
         self._wake.set()
 
@@ -379,8 +376,7 @@ class Coordinator:
         )
 
     def _commit(self) -> None:
-        cursor, _ = next(iter(self._open_rows.values()), (self._next, 0))
-        self._journal.commit(cursor)
+        self._journal.commit(next(iter(self._open_rows), self._next))
 
 
 def _this_task() -> asyncio.Task[Any]:

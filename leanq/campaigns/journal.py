@@ -17,7 +17,6 @@ import sqlite3
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -38,15 +37,6 @@ class BusyError(UsageError):
     """Another coordinator has the journal open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """The first row that is not done: its line, and where it begins (``next`` of the row before
-    it)."""
-
-    line: int = 1
-    start: int = 0
-
-
 class Journal:
     """The journal of the campaign that writes ``out``.
 
@@ -58,7 +48,7 @@ class Journal:
             again.
 
     Attributes:
-        cursor: the first row that is not done.
+        cursor: the line of the first row that is not done.
         counts: records by :func:`kind`.
         unsolved: problems that were added and are not solved.
 
@@ -78,7 +68,7 @@ class Journal:
             # Fail now if pyarrow is missing, and not after hours of checks.
             pyarrow(out)
         self.out = out
-        self.cursor = Cursor()
+        self.cursor = 1
         self.counts = Counter[str]()
         self.unsolved = 0
         self._path = out + ".part"
@@ -115,7 +105,7 @@ class Journal:
     def rows(self) -> int:
         """How many rows stand before the cursor."""
         query = "SELECT count(DISTINCT line) FROM done WHERE line < ?"
-        return int(self._one(query, self.cursor.line))
+        return int(self._one(query, self.cursor))
 
     @property
     def found_rows(self) -> int:
@@ -169,7 +159,7 @@ class Journal:
         self._has_added = True
         self.counts[kind(record)] += 1
 
-    def commit(self, cursor: Cursor) -> None:
+    def commit(self, cursor: int) -> None:
         """Makes the added records durable, and notes that all before ``cursor`` is done and how
         long the coordinators have worked."""
         if self._has_added:
@@ -180,7 +170,7 @@ class Journal:
         spent_s, self._began_s = float(self._meta("spent_s")) + now_s - self._began_s, now_s
         self._set(
             spent_s=str(spent_s),
-            cursor=f"{cursor.line} {cursor.start}",
+            cursor=str(cursor),
             counts=json.dumps(self.counts),
         )
         self._execute("COMMIT")
@@ -235,7 +225,7 @@ class Journal:
         self.unsolved = self._one("SELECT count(*) FROM problems WHERE NOT solved")
         self._set(fruitless_starts=str(self.fruitless_starts + 1))
         self._began_s = time.monotonic()
-        self.commit(Cursor(*map(int, self._meta("cursor").split())))
+        self.commit(int(self._meta("cursor")))
 
     def _begin(self, retry: bool) -> None:
         """Writes an empty journal; a retry's has those records of the results that have a verdict
@@ -254,7 +244,7 @@ class Journal:
         self._set(
             purpose=self._purpose,
             token=secrets.token_hex(16),
-            cursor="1 0",
+            cursor="1",
             counts="{}",
             fruitless_starts="0",
             spent_s="0",

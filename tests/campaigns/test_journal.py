@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from leanq.campaigns import journal as module
-from leanq.campaigns.journal import BusyError, Cursor, Journal
+from leanq.campaigns.journal import BusyError, Journal
 from leanq.campaigns.results import read_results, write_results
 from leanq.errors import UsageError
 
@@ -44,7 +44,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.solved_now: set[str] = set()
         self.problems: set[str] = set()
         self.problems_now: set[str] = set()
-        self.cursor = self.cursor_now = Cursor()
+        self.cursor = self.cursor_now = 1
         self.fruitless_starts = 1
         self.kept_rows = 0
         self.journal = Journal(self.out, PURPOSE)
@@ -71,14 +71,14 @@ class JournalMachine(RuleBasedStateMachine):
         self.solved_now.add(f"r{line}")
         self.problems_now.add(f"r{line}")
 
-    @rule(line=st.integers(1, 9), start=st.integers(0, 99))
-    def commit(self, line: int, start: int) -> None:
+    @rule(line=st.integers(1, 9))
+    def commit(self, line: int) -> None:
         self.fruitless_starts = 0 if self.added else self.fruitless_starts
         self.kept |= self.added
         self.solved |= self.solved_now
         self.problems |= self.problems_now
         self.added.clear()
-        self.cursor = Cursor(line, start)
+        self.cursor = line
         self.journal.commit(self.cursor)
 
     @rule()
@@ -99,7 +99,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(retry=st.booleans())
     def finish(self, retry: bool) -> None:
-        self.commit(9, 0)
+        self.commit(9)
         self.journal.finish()
         found = list(read_results(self.out))
         places = sorted(self.kept)
@@ -121,7 +121,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.kept_rows = len({line for line, _ in self.kept})
         self.problems = set(self.solved)
         self.solved_now, self.problems_now = set(self.solved), set(self.solved)
-        self.cursor = Cursor()
+        self.cursor = 1
         self.fruitless_starts = 0 if self.kept else 1
 
     @rule(line=st.integers(1, 6), other=st.integers(1, 6))
@@ -166,7 +166,7 @@ def test_a_death_while_results_are_written_loses_nothing(
     records = [record(2, 0, "rejected"), record(1, 0, "accepted", "∀")]
     for each in records:
         journal.add(each)
-    journal.commit(Cursor(3, 0))
+    journal.commit(3)
     done: list[object] = []
 
     def die(*arguments: object) -> None:
@@ -194,7 +194,7 @@ def test_a_death_at_the_start_of_a_retry_loses_nothing(
     write_results(out, records)
     there: dict[Path, bytes] = {}
 
-    def die(journal: Journal, cursor: Cursor) -> None:
+    def die(journal: Journal, cursor: int) -> None:
         there.update({path: path.read_bytes() for path in Path(out).parent.iterdir()})
         raise KeyboardInterrupt
 
@@ -238,15 +238,15 @@ def test_two_coordinators_of_one_campaign(out: str) -> None:
 def test_a_journal_of_another_campaign(out: str) -> None:
     other = Journal(out, {"data": "y"})
     other.line_of("a", 1)
-    other.commit(Cursor(2, 9))
+    other.commit(2)
     token = other.token
     other.close()
     # Nothing had come of it.
     journal = Journal(out, PURPOSE)
-    assert (journal.cursor, journal.line_of("a", 7)) == (Cursor(), 7)
+    assert (journal.cursor, journal.line_of("a", 7)) == (1, 7)
     assert journal.token != token
     journal.add(record(7, 0, "accepted"))
-    journal.commit(Cursor(8, 0))
+    journal.commit(8)
     journal.close()
     with pytest.raises(UsageError, match="other data or other options"):
         Journal(out, {"data": "y"})
@@ -256,7 +256,7 @@ def test_a_journal_of_another_campaign(out: str) -> None:
 def test_files_that_are_no_journals(out: str) -> None:
     journal = Journal(out, PURPOSE)
     journal.add(record(1, 0, "accepted"))
-    journal.commit(Cursor(2, 0))
+    journal.commit(2)
     journal.close()
     text = "not a database, but long enough to be taken for one" * 99
     Path(out + ".part").write_text(text)
@@ -277,16 +277,16 @@ def test_a_file_that_may_not_grow(out: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with pytest.raises(UsageError, match=r"part cannot be written: disk I/O error"):
-            journal.commit(Cursor(2, 0))
+            journal.commit(2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     # The record is lost, so nothing behind it may be noted either.
     with pytest.raises(UsageError, match="cannot be written"):
-        journal.commit(Cursor(3, 0))
+        journal.commit(3)
     journal.close()
     successor = Journal(out, PURPOSE)
     assert not successor.has(1, 0)
-    assert successor.cursor == Cursor()
+    assert successor.cursor == 1
     successor.close()
 
 
@@ -303,21 +303,21 @@ def test_what_a_row_took_is_remembered(out: str, monkeypatch: pytest.MonkeyPatch
     journal = Journal(out, PURPOSE)
     journal.add(record(1, 0, "accepted"))
     now_s += 6.0
-    journal.commit(Cursor(2, 0))
+    journal.commit(2)
     journal.close()
     now_s += 1000.0
     journal = Journal(out, PURPOSE)
     assert (journal.found_rows, journal.row_s) == (1, 6.0)
     journal.add(record(2, 0, "timeout"))
     now_s += 4.0
-    journal.commit(Cursor(3, 0))
+    journal.commit(3)
     assert (journal.found_rows, journal.row_s) == (2, 5.0)
     journal.finish()
     journal = Journal(out, PURPOSE, retry=True)
     assert (journal.found_rows, journal.row_s) == (1, None)
     journal.add(record(2, 0, "accepted"))
     now_s += 3.0
-    journal.commit(Cursor(3, 0))
+    journal.commit(3)
     assert (journal.found_rows, journal.row_s) == (2, 3.0)
     journal.close()
 
@@ -329,7 +329,7 @@ def test_results_in_parquet_are_retried(tmp_path: Path, name: str) -> None:
     for line, verdict in ((1, "accepted"), (2, "timeout")):
         made = {"id": f"r{line}", "line": line, "verdict": verdict, "messages": [], "sorries": []}
         journal.add(made | {"code_hash": "0" * 16})
-    journal.commit(Cursor(3, 0))
+    journal.commit(3)
     journal.finish()
     again = Journal(out, PURPOSE, retry=True)
     assert (again.has(1, 0), again.has(2, 0)) == (True, False)

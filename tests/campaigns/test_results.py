@@ -90,7 +90,6 @@ REPLIES = st.builds(
 ROWS = st.builds(
     Row,
     line=COUNTS.map(lambda n: n + 1),
-    next=COUNTS,
     id=TEXTS | st.integers(),
     problem=st.none() | TEXTS | st.integers(),
     codes=st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
@@ -98,7 +97,7 @@ ROWS = st.builds(
     target=st.none() | TEXTS,
     holes=st.lists(TEXTS, max_size=2).map(tuple),
 )
-BAD_ROWS = st.builds(BadRow, COUNTS, COUNTS, st.none() | TEXTS | st.integers(), TEXTS)
+BAD_ROWS = st.builds(BadRow, COUNTS, st.none() | TEXTS | st.integers(), TEXTS)
 
 
 @st.composite
@@ -126,7 +125,7 @@ def with_texts(record: dict[str, Any]) -> dict[str, Any]:
 def some(count: int, text: str = "") -> Iterator[dict[str, Any]]:
     reply = Reply("rejected", messages=(Message("error", 1, 0, text),))
     for line in range(1, count + 1):
-        yield of_reply(Row(line, line, f"r{line}", None, ("x",), False), 0, reply)
+        yield of_reply(Row(line, f"r{line}", None, ("x",), False), 0, reply)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -138,9 +137,9 @@ def left_in(folder: Path) -> list[str]:
 
 def test_a_record_has_its_fields_in_order() -> None:
     reply = Reply("accepted", axioms=("propext",), worker="w", attempts=1)
-    plain = of_reply(Row(3, 9, "a", None, ("x",), False), 0, reply)
+    plain = of_reply(Row(3, "a", None, ("x",), False), 0, reply)
     assert list(plain) == ["id", "line", *CHECK_FIELDS]
-    sampled = of_reply(Row(3, 9, 7, "p", ("x", "∀"), True), 1, reply)
+    sampled = of_reply(Row(3, 7, "p", ("x", "∀"), True), 1, reply)
     assert list(sampled) == ["id", "line", "sample", "problem", *CHECK_FIELDS]
     assert [sampled[name] for name in ("id", "line", "sample", "problem")] == [7, 3, 1, "p"]
     assert sampled["code_hash"] == blake2b("∀".encode(), digest_size=8).hexdigest()
@@ -155,7 +154,7 @@ def test_a_record_of_a_row_with_a_target_says_what_failed() -> None:
         failed=(Failure("t", "statement_differs", "expected p, got q"),),
         theorems=(Theorem("t", "q"),),
     )
-    rows = [Row(1, 2, "a", None, ("x",), False, target) for target in (None, "", "t", "u")]
+    rows = [Row(1, "a", None, ("x",), False, target) for target in (None, "", "t", "u")]
     plain, *verified = (of_reply(row, 0, reply) for row in rows)
     assert "failed" not in plain
     for record in verified:
@@ -169,7 +168,7 @@ def test_a_record_of_a_row_with_a_target_says_what_failed() -> None:
 
 
 def test_a_record_of_an_error_has_what_is_known() -> None:
-    row = Row(3, 9, "a", 0, ("x", "y"), True)
+    row = Row(3, "a", 0, ("x", "y"), True)
     assert of_error(row, 1, "lost") == {
         "id": "a",
         "line": 3,
@@ -179,9 +178,9 @@ def test_a_record_of_an_error_has_what_is_known() -> None:
         "error": "lost",
     }
     assert list(of_error(row, None, "lost")) == ["id", "line", "problem", "verdict", "error"]
-    single = Row(3, 9, "a", None, ("x",), False)
+    single = Row(3, "a", None, ("x",), False)
     assert list(of_error(single, 0, "lost")) == ["id", "line", "verdict", "error"]
-    assert of_error(BadRow(4, 10, None, "no JSON"), None, "no JSON") == {
+    assert of_error(BadRow(4, None, "no JSON"), None, "no JSON") == {
         "id": None,
         "line": 4,
         "verdict": None,
@@ -190,7 +189,7 @@ def test_a_record_of_an_error_has_what_is_known() -> None:
 
 
 def test_what_was_not_sent_is_cancelled() -> None:
-    record = cancelled(Row(1, 2, "a", None, ("x", "y"), True), 1)
+    record = cancelled(Row(1, "a", None, ("x", "y"), True), 1)
     assert list(record) == ["id", "line", "sample", *CHECK_FIELDS]
     assert (record["verdict"], record["reason"]) == ("cancelled", "withdrawn")
     assert (record["messages"], record["attempts"], record["request_id"]) == ([], 0, "")
@@ -199,7 +198,7 @@ def test_what_was_not_sent_is_cancelled() -> None:
 @given(REPLIES)
 def test_submit_writes_the_same_fields_of_a_reply(reply: Reply) -> None:
     line = reply_to_json(reply, CHECKED)
-    record = of_reply(Row(1, 2, "a", None, ("x",), False), 0, reply)
+    record = of_reply(Row(1, "a", None, ("x",), False), 0, reply)
     shared = [name for name in CHECK_FIELDS if name in line]
     assert {name: record[name] for name in shared} == {name: line[name] for name in shared}
     assert set(CHECK_FIELDS) - set(shared) == {"audit_s", "fingerprint", "code_hash"}
@@ -238,7 +237,7 @@ def test_what_is_written_is_read(found: list[dict[str, Any]], ending: str, group
 
 def test_parquet_has_all_columns_whatever_the_records_have(tmp_path: Path) -> None:
     path = tmp_path / "results.parquet"
-    write_results(str(path), [of_error(BadRow(1, 1, 5, "no JSON"), None, "no JSON")])
+    write_results(str(path), [of_error(BadRow(1, 5, "no JSON"), None, "no JSON")])
     table = pq.read_table(path)
     assert table.column_names[:6] == ["id", "line", "sample", "problem", "tags", "holes"]
     assert {*REPLY_FIELDS, "error"} == set(table.column_names[6:])

@@ -179,7 +179,7 @@ def test_objects_of_python_are_data_sets() -> None:
     data = RowsDataset(table)
     data.check_fields()
     assert data.total() == 600
-    assert list(data.rows(301, 300)) == read[0][300:]
+    assert list(data.rows(301)) == read[0][300:]
     assert RowsDataset(rows).fingerprint == data.fingerprint
     assert RowsDataset(rows[1:]).fingerprint != data.fingerprint
     with pytest.raises(UsageError, match="no field 'id'"):

@@ -2,8 +2,7 @@
 
 A data set is a JSONL file, a folder of ``.lean`` files, or a Parquet file. A row that cannot be
 checked becomes a :class:`BadRow`, and the others are read all the same. Readers remember no row, so
-callers look for repeated ids. To resume, read from the cursor that the journal
-(:mod:`leanq.campaigns.journal`) holds.
+callers look for repeated ids.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ _SUFFIX = ".lean"
 class FolderDataset(Dataset):
     """The files in a folder and below it, sorted by their relative paths, which are their ids.
 
-    Positions count files. Names that begin with a dot are skipped: projects keep their packages
-    under one. Links to folders are not followed, as they may form cycles. In an id, a byte that is
-    not UTF-8 stands as ``\\xNN``.
+    Names that begin with a dot are skipped: projects keep their packages under one. Links to
+    folders are not followed, as they may form cycles. In an id, a byte that is not UTF-8 stands as
+    ``\\xNN``.
 
     Raises:
         UsageError: a folder cannot be read, there are no such files, or fields were named, which
@@ -50,15 +50,15 @@ class FolderDataset(Dataset):
     def total(self) -> int:
         return self._total
 
-    def _records(self, line: int, start: int) -> Iterator[Numbered]:
-        for place, name in enumerate(islice(self._names(), start, None)):
+    def _records(self, line: int) -> Iterator[Numbered]:
+        for number, name in enumerate(islice(self._names(), line - 1, None), line):
             shown = os.fsencode(name).decode(errors="backslashreplace")
             found: Mapping[str, str] | UnfitError
             try:
                 found = {"id": shown, "code": _read(f"{self.path}/{name}")}
             except UnfitError as error:
                 found, error.id = error, shown
-            yield line + place, start + place + 1, found
+            yield number, found
 
     def _names(self, below: str = "") -> Iterator[str]:
         """Yields the relative paths, sorted as whole texts, with one folder in memory at a time."""

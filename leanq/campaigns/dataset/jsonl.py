@@ -6,6 +6,7 @@ import json
 import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
@@ -21,10 +22,7 @@ _END_BYTES = 1 << 16
 
 
 class JsonlDataset(Dataset):
-    """A JSONL file: UTF-8, with or without a byte order mark. Positions are offsets in bytes.
-
-    Raises UsageError for a JSON array.
-    """
+    """A JSONL file: UTF-8, with or without a byte order mark. A JSON array raises UsageError."""
 
     def __init__(self, path: str, fields: Fields) -> None:
         self.path = path
@@ -43,42 +41,26 @@ class JsonlDataset(Dataset):
 
     def total(self) -> int:
         """Returns the number of lines that are not blank; reads the whole file."""
-        count, is_row = 0, False
-        try:
-            with open(self.path, "rb", buffering=0) as stream:
-                stream.seek(self._begin)
-                while chunk := stream.read(_CHUNK_BYTES):
-                    pieces = chunk.split(b"\n")
-                    is_row = is_row or _is_row(pieces[0])
-                    if len(pieces) > 1:
-                        count += is_row + sum(map(_is_row, pieces[1:-1]))
-                        is_row = _is_row(pieces[-1])
-        except OSError as error:
-            raise UsageError(f"{self.path}: {error.strerror}") from None
-        return count + is_row
+        return sum(1 for _ in self._lines())
 
-    def _records(self, line: int, start: int) -> Iterator[Numbered]:
-        position = max(start, self._begin)
+    def _records(self, line: int) -> Iterator[Numbered]:
+        for number, text in self._lines():
+            if number >= line:
+                yield number, _parse(text) if isinstance(text, bytes) else text
+
+    def _lines(self) -> Iterator[tuple[int, bytes | UnfitError]]:
+        """Yields the number and the text of each line that is not blank."""
         try:
             with open(self.path, "rb", buffering=_CHUNK_BYTES) as stream:
-                stream.seek(position)
-                while text := stream.readline(MAX_LINE_BYTES + 1):
-                    position += len(text)
+                stream.seek(self._begin)
+                read = partial(stream.readline, MAX_LINE_BYTES + 1)
+                for line, text in enumerate(iter(read, b""), 1):
                     if len(text) > MAX_LINE_BYTES and not text.endswith(b"\n"):
-                        del text
-                        beyond_bytes = _skip_line(stream)
-                        position += beyond_bytes
-                        yield (
-                            line,
-                            position,
-                            UnfitError(
-                                f"the line has {MAX_LINE_BYTES + 1 + beyond_bytes} bytes; at most "
-                                f"{MAX_LINE_BYTES} are read"
-                            ),
-                        )
-                    elif _is_row(text):
-                        yield line, position, _parse(text)
-                    line += 1
+                        size_bytes = len(text) + _skip_line(stream)
+                        why = f"the line has {size_bytes} bytes; at most {MAX_LINE_BYTES} are read"
+                        yield line, UnfitError(why)
+                    elif not text.isspace():
+                        yield line, text
         except OSError as error:
             raise UsageError(f"{self.path}: {error.strerror}") from None
 
@@ -92,10 +74,6 @@ def ends_hash(path: str) -> str:
             return blake2b(head + stream.read(_END_BYTES), digest_size=8).hexdigest()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-
-
-def _is_row(text: bytes) -> bool:
-    return bool(text) and not text.isspace()
 
 
 def _skip_line(stream: BinaryIO) -> int:

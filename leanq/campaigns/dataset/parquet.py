@@ -82,7 +82,7 @@ class ParquetFile:
 
 
 class ParquetDataset(Dataset):
-    """A data set in a Parquet file. Positions count rows. Raises UsageError."""
+    """A data set in a Parquet file. Raises UsageError."""
 
     def __init__(self, path: str, fields: Fields) -> None:
         self.path, self.fields = path, fields
@@ -93,9 +93,8 @@ class ParquetDataset(Dataset):
     def total(self) -> int:
         return self._file.count
 
-    def _records(self, line: int, start: int) -> Iterator[Numbered]:
-        for place, record in enumerate(self._file.records(self.fields.columns, start)):
-            yield line + place, start + place + 1, record
+    def _records(self, line: int) -> Iterator[Numbered]:
+        return enumerate(self._file.records(self.fields.columns, line - 1), line)
 
 
 def pyarrow(path: str) -> tuple[Any, Any]:

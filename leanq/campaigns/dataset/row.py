@@ -89,7 +89,6 @@ class Row:
     Attributes:
         line: the row's place, from 1: its line in JSONL, its row in Parquet, its number among a
             folder's sorted files.
-        next: where the following row begins, in the data set's own units.
         problem: the problem that the row is an attempt at; ``None`` if the data names none.
         codes: whole texts: header, prompt and code.
         listed: whether the row has a list of texts instead of one text.
@@ -99,7 +98,6 @@ class Row:
     """
 
     line: int
-    next: int
     id: str | int
     problem: str | int | None
     codes: tuple[str, ...]
@@ -114,7 +112,6 @@ class BadRow:
     """A row that cannot be checked, and why; ``id`` is ``None`` if it has no valid one."""
 
     line: int
-    next: int
     id: str | int | None
     error: str
 
@@ -129,7 +126,7 @@ class UnfitError(Exception):
     id: str | None = None
 
 
-Numbered = tuple[int, int, Mapping[str, Any] | UnfitError]
+Numbered = tuple[int, Mapping[str, Any] | UnfitError]
 
 
 class Dataset(ABC):
@@ -151,9 +148,8 @@ class Dataset(ABC):
         """Returns the number of rows, bad ones included."""
 
     @abstractmethod
-    def _records(self, line: int, start: int) -> Iterator[Numbered]:
-        """Yields each row from ``line`` on, which begins at ``start``: its line, where the next row
-        begins, and its fields."""
+    def _records(self, line: int) -> Iterator[Numbered]:
+        """Yields the line and the fields of each row from ``line`` on."""
 
     def check_fields(self) -> None:
         """Reads the first rows, to find a wrong field name before anything is checked.
@@ -177,24 +173,20 @@ class Dataset(ABC):
 
     def first_records(self) -> Iterator[Mapping[str, Any]]:
         """Yields the first rows that can be read."""
-        for _, _, found in islice(self._records(1, 0), FIRST_ROWS):
+        for _, found in islice(self._records(1), FIRST_ROWS):
             if not isinstance(found, UnfitError):
                 yield found
 
-    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        """Yields the rows from ``line`` on, which begins at ``start``; raises UsageError.
-
-        To resume after a row, pass ``row.line + 1``, even before a blank line, and ``row.next``.
-        """
-        for number, following, found in self._records(line, start):
+    def rows(self, line: int = 1) -> Iterator[Row | BadRow]:
+        """Yields the rows from ``line`` on; raises UsageError."""
+        for number, found in self._records(line):
             if isinstance(found, UnfitError):
-                yield BadRow(number, following, found.id, str(found))
+                yield BadRow(number, found.id, str(found))
             else:
-                yield read_row(self.fields, number, following, found)
+                yield _read_row(self.fields, number, found)
 
 
-def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any]) -> Row | BadRow:
-    """Returns the row in ``record``; ``following`` is its ``next``."""
+def _read_row(fields: Fields, line: int, record: Mapping[str, Any]) -> Row | BadRow:
     name: str | int | None = None
     try:
         name = _name(fields.id, record)
@@ -220,10 +212,10 @@ def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any
         for code in codes:
             check_size(_size_bytes(code) + _size_bytes(target or ""))
     except UnfitError as error:
-        return BadRow(line, following, name, str(error))
+        return BadRow(line, name, str(error))
     holes = open_definitions(target) if fields.parts and target is not None else ()
     listed = isinstance(value, list)
-    return Row(line, following, name, problem, (*codes,), listed, target, holes, (*tags,))
+    return Row(line, name, problem, (*codes,), listed, target, holes, (*tags,))
 
 
 def check_size(size_bytes: int) -> None:

@@ -16,7 +16,7 @@ _ENDS_ROWS = 1000
 
 
 class RowsDataset(Dataset):
-    """Rows in memory, or in mapped Arrow files. Positions count rows.
+    """Rows in memory, or in mapped Arrow files.
 
     ``rows`` is a ``datasets.Dataset``, an Arrow table, or a sequence of mappings. Their first rows
     tell ``fields`` unless given; ``path`` is a name for messages.
@@ -45,9 +45,8 @@ class RowsDataset(Dataset):
     def total(self) -> int:
         return self._total
 
-    def _records(self, line: int, start: int) -> Iterator[Numbered]:
-        for place, record in enumerate(self._from(start)):
-            yield line + place, start + place + 1, record
+    def _records(self, line: int) -> Iterator[Numbered]:
+        return enumerate(self._from(line - 1), line)
 
     def _from(self, start: int) -> Iterator[Mapping[str, Any]]:
         rows = self._rows
