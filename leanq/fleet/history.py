@@ -107,12 +107,10 @@ def periods(
     found: dict[int, Period] = {}
     # By minute and shard. Shards may have noted different minutes.
     waiting = Counter[tuple[int, int]]()
-    told = (
-        (number, *measure) for number, notes in enumerate(shards) for measure in _measures([notes])
-    )
-    for number, minute_s, environment, what, part, value in told:
+    for number, (minute_s, environment, what, part, value) in _measures(shards):
         start_s = minute_s // length_s * length_s
-        period = found.setdefault(start_s, Period(start_s, length_s))
+        # Not made for each measure: there are some 100,000 in a day.
+        period = found.get(start_s) or found.setdefault(start_s, Period(start_s, length_s))
         if what == "workers":
             period.workers = max(period.workers, int(value))
         elif environments is not None and environment not in environments:
@@ -142,21 +140,21 @@ def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
     """Returns the notes of all shards together, minute by minute, without zeros. Changes since a
     note count for its minute, however late the next note comes."""
     found: defaultdict[tuple[int, str, str, str], float] = defaultdict(float)
-    for measure in _measures(shards):
+    for _, measure in _measures(shards):
         at, value = measure[:4], measure.value
         # All shards know a worker, and a request waits in one of them.
         found[at] = max(found[at], value) if measure.what == "workers" else found[at] + value
     return [Measure(*at, value) for at, value in sorted(found.items()) if value]
 
 
-def _measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> Iterator[Measure]:
-    """Yields what each shard's notes say, without zeros but for workers."""
+def _measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> Iterator[tuple[int, Measure]]:
+    """Yields each shard's number and what its notes say, without zeros but for workers."""
     # A name stands in each of a day's notes, and the gateway's page reads them on its loop.
     read = cache(read_total)
-    for notes in shards:
+    for number, notes in enumerate(shards):
         for before, after in pairwise([note for note in notes if "minute" in note]):
             start_s = before["minute"] * MINUTE_S
-            yield Measure(start_s, "", "workers", "", before.get("workers", 0))
+            yield number, Measure(start_s, "", "workers", "", before.get("workers", 0))
             for name in {*before, *after}:
                 total = read(name)
                 if not total or total.what in _NOT_NOTED:
@@ -166,4 +164,5 @@ def _measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> Iterator[Measure
                 value = had if total.what == "waiting" else max(0, has - had)
                 if value:
                     part = _BOUNDS[int(total.part)] if total.what == "took" else total.part
-                    yield Measure(start_s, total.environment, total.what, part, value / total.unit)
+                    count = value / total.unit
+                    yield number, Measure(start_s, total.environment, total.what, part, count)
