@@ -21,7 +21,7 @@ import msgspec
 
 from leanq.campaigns.coordinator import Plan
 from leanq.campaigns.results import read_results
-from leanq.campaigns.rq_connection import NO_CLUSTER, rq_url, submitted_campaigns
+from leanq.campaigns.rq_connection import NO_CLUSTER, submitted_campaigns
 from leanq.campaigns.submitted import (
     Change,
     SubmittedCampaign,
@@ -227,9 +227,10 @@ class OverRedis:
 
     def _campaigns(self) -> AbstractContextManager[Campaigns]:
         first, *others = self._clusters
-        if others and not os.environ.get("LEANQ_RQ_URL"):
+        named = os.environ.get("LEANQ_RQ_URL")
+        if others and not named:
             raise UsageError(NO_CLUSTER)
-        return submitted_campaigns(rq_url(lambda: first.url), first.prefix)
+        return submitted_campaigns(named or first.url, first.prefix)
 
 
 class OverHttp:

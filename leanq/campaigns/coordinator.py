@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from base64 import urlsafe_b64encode
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -84,29 +83,12 @@ class Progress:
     unsolved: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The work of earlier coordinators, as a new one finds it. Its text says so to users.
-
-    ``left_s``: seconds that the other rows take at the pace so far; ``None`` if unknown.
-    """
-
-    rows: int
-    total: int
-    left_s: float | None
-
-    def __str__(self) -> str:
-        text = f"{self.rows:,} of {self.total:,} rows have results"
-        if self.left_s is None:
-            return text
-        return f"{text}; at the pace so far the rest takes {duration(self.left_s)}"
-
-
 class Observer(Protocol):
     """Takes a campaign's reports, and gives it commands."""
 
-    def resumes(self, found: Resumed) -> None:
-        """Called once, before the first row, if earlier coordinators left results."""
+    def resumes(self, text: str) -> None:
+        """Called once, before the first row, if earlier coordinators left results; ``text`` says
+        how many rows have some."""
 
     async def update(self, progress: Progress) -> Command:
         """Called twice a second and at the end; returns what the coordinator does next."""
@@ -116,40 +98,6 @@ class Observer(Protocol):
 
     def warn(self, text: str) -> None:
         """Warns that the campaign runs, but probably not as the user meant it."""
-
-
-class _WrongEnvironment:
-    """Warns if most of the first replies fail for one reason that lies in the environment."""
-
-    def __init__(self, env: str, warn: Callable[[str], None]) -> None:
-        self._env = env
-        self._warn = warn
-        self._first: list[Reply] = []
-
-    def add(self, reply: Reply) -> None:
-        """Notes a reply, and warns with the last of the first replies."""
-        if len(self._first) < _FIRST_REPLIES:
-            self._first.append(reply)
-            if len(self._first) == _FIRST_REPLIES:
-                self._warn_of_most()
-
-    def end(self) -> None:
-        """Warns at the end of a campaign that had fewer replies than that."""
-        if len(self._first) < _FIRST_REPLIES:
-            self._warn_of_most()
-
-    def _warn_of_most(self) -> None:
-        reasons = Counter(each.reason for each in self._first)
-        for reason in _ENVIRONMENT_REASONS:
-            if 2 * reasons[reason] > len(self._first):
-                replies = (each for each in self._first if each.reason == reason)
-                texts = (message.text for each in replies for message in each.messages[:1])
-                message = one_line(" ".join(next(texts, "").split()), _MESSAGE_CHARS)
-                self._warn(
-                    f"{reasons[reason]:,} of the first {len(self._first):,} results have the "
-                    f"reason {reason} in the environment {self._env!r}{': ' if message else ''}"
-                    f"{message}; is it the environment that the data is written for?"
-                )
 
 
 class Coordinator:
@@ -185,8 +133,7 @@ class Coordinator:
         self._in_flight_bytes = 0
         # Tasks of problems with attempts in flight, of which one success is enough.
         self._siblings: dict[str | int, set[asyncio.Task[None]]] = {}
-        env = plan.options.get("env", DEFAULT_ENVIRONMENT)
-        self._wrong_environment = _WrongEnvironment(env, observer.warn)
+        self._first_replies: list[Reply] = []
         self._wake = asyncio.Event()
         self._fault: BaseException | None = None
 
@@ -211,9 +158,11 @@ class Coordinator:
                 "without a single result"
             )
         if rows := self._journal.found_rows:
-            total, row_s = self._total, self._journal.row_s
-            left_s = None if row_s is None else (total - rows) * row_s
-            self._observer.resumes(Resumed(rows, total, left_s))
+            text = f"{rows:,} of {self._total:,} rows have results"
+            if (row_s := self._journal.row_s) is not None:
+                left_s = (self._total - rows) * row_s
+                text += f"; at the pace so far the rest takes {duration(left_s)}"
+            self._observer.resumes(text)
         reading = asyncio.ensure_future(self._read())
         watching = asyncio.ensure_future(self._watch())
         end: End = "finished"
@@ -240,7 +189,8 @@ class Coordinator:
                     task.cancel()
                 await asyncio.gather(*every, return_exceptions=True)
         self._commit()
-        self._wrong_environment.end()
+        if len(self._first_replies) < _FIRST_REPLIES:
+            self._warn_of_environment()
         await self._observer.update(self._progress())
         return end
 
@@ -287,7 +237,10 @@ class Coordinator:
         try:
             reply = await self._ask(row, sample)
             record = of_reply(row, sample, reply)
-            self._wrong_environment.add(reply)
+            if len(self._first_replies) < _FIRST_REPLIES:
+                self._first_replies.append(reply)
+                if len(self._first_replies) == _FIRST_REPLIES:
+                    self._warn_of_environment()
             if self._settled:
                 self._settled(row, sample, reply)
         except (QueueError, ClosedError, UnknownEnvironmentError):
@@ -327,6 +280,20 @@ class Coordinator:
         for sibling in self._siblings[problem(row)]:
             if sibling is not _this_task():
                 sibling.cancel()
+
+    def _warn_of_environment(self) -> None:
+        """Warns if most of the first replies fail for one reason that lies in the environment."""
+        first, env = self._first_replies, self._plan.options.get("env", DEFAULT_ENVIRONMENT)
+        for reason in _ENVIRONMENT_REASONS:
+            replies = [each for each in first if each.reason == reason]
+            if 2 * len(replies) > len(first):
+                texts = (message.text for each in replies for message in each.messages[:1])
+                message = one_line(" ".join(next(texts, "").split()), _MESSAGE_CHARS)
+                self._observer.warn(
+                    f"{len(replies):,} of the first {len(first):,} results have the reason "
+                    f"{reason} in the environment {env!r}{': ' if message else ''}{message}; is it "
+                    "the environment that the data is written for?"
+                )
 
     def _ended(self, task: asyncio.Task[None], sample: int) -> None:
         row = self._in_flight.pop(task)

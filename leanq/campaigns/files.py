@@ -36,15 +36,11 @@ def replacing(path: str) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 os.unlink(part)
             raise
-        _sync_folder(folder)
+        # Otherwise a loss of power can undo the rename.
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def _sync_folder(path: str) -> None:
-    """Makes a folder's entries durable; otherwise a loss of power can undo a rename."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -73,6 +73,8 @@ class Journal:
         self.unsolved = 0
         self._path = out + ".part"
         self._has_added = False
+        self._began_s = 0.0
+        self._first_error: sqlite3.Error | None = None
         self._purpose = json.dumps(purpose, sort_keys=True)
         try:
             self._db = sqlite3.connect(self._path, timeout=0)
@@ -267,9 +269,10 @@ class Journal:
         except sqlite3.Error as error:
             # SQLite may have undone the transaction, and a later commit would have a gap.
             self.close()
+            self._first_error = self._first_error or error
             if "database is locked" in str(error):
                 raise BusyError(f"{self.out} is being written by another campaign") from None
-            raise _cannot_write(self._path, error) from None
+            raise _cannot_write(self._path, self._first_error) from None
 
 
 def kind(record: dict[str, Any]) -> str:

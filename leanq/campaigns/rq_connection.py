@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from leanq.errors import UnavailableError, UsageError, to_install
@@ -32,11 +31,6 @@ def submitted_campaigns(url: str, prefix: str) -> Iterator[Campaigns]:
     # No call here waits for anything but its answer.
     with rq_connection(url, timeout_s=_TIMEOUT_S) as connection:
         yield Campaigns(connection, prefix)
-
-
-def rq_url(queue_url: Callable[[], str]) -> str:
-    """Returns the URL of RQ's Redis: LEANQ_RQ_URL, or the queue's own."""
-    return os.environ.get("LEANQ_RQ_URL") or queue_url()
 
 
 def require_rq() -> None:

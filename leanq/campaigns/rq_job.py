@@ -14,7 +14,7 @@ import rq
 from rq.job import Job
 
 from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Command, End, Progress, Resumed
+from leanq.campaigns.coordinator import Command, End, Progress
 from leanq.campaigns.dataset import open_dataset
 from leanq.campaigns.journal import BusyError, Journal, kind
 from leanq.campaigns.results import read_results
@@ -103,9 +103,9 @@ class _Reporter:
         kept = ("progress", "bad_rows", "warnings", DIGEST)
         job.meta = {name: job.meta[name] for name in kept if name in job.meta}
 
-    def resumes(self, found: Resumed) -> None:
-        log.info("%s: resumes: %s", self._job.id, found)
-        self._job.meta["resumed"] = str(found)
+    def resumes(self, text: str) -> None:
+        log.info("%s: resumes: %s", self._job.id, text)
+        self._job.meta["resumed"] = text
 
     async def update(self, progress: Progress) -> Command:
         self.counts = dict(progress.counts)

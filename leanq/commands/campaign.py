@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from leanq.campaigns.rq_connection import (
-    require_rq,
-    rq_connection,
-    rq_url,
-    submitted_campaigns,
-)
+from leanq.campaigns.rq_connection import require_rq, rq_connection, submitted_campaigns
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import (
@@ -414,7 +409,7 @@ def campaigns_at(url: str | None) -> contextlib.AbstractContextManager[Campaigns
 
 
 def _rq_url(url: str | None) -> str:
-    return rq_url(lambda: queue_url(url))
+    return os.environ.get("LEANQ_RQ_URL") or queue_url(url)
 
 
 def _prefix() -> str:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import click
 
-from leanq.campaigns.coordinator import Command, Progress, Resumed
+from leanq.campaigns.coordinator import Command, Progress
 from leanq.fleet.shown import counted
 
 # The time between two plain lines.
@@ -52,8 +52,8 @@ class Shown(contextlib.ExitStack):
             self._task = self._bar.add_task("", total=None)
         return self
 
-    def resumes(self, found: Resumed) -> None:
-        _print(f"resumes {self._out}: {found}")
+    def resumes(self, text: str) -> None:
+        _print(f"resumes {self._out}: {text}")
 
     async def update(self, progress: Progress) -> Command:
         self.last = progress

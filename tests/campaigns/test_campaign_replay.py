@@ -15,7 +15,7 @@ from support.replays import open_memory
 from support.servers import Server
 
 from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Command, Plan, Progress, Resumed
+from leanq.campaigns.coordinator import Command, Plan, Progress
 from leanq.campaigns.dataset import Fields
 from leanq.campaigns.results import read_results
 from leanq.client import AsyncLeanQClient
@@ -37,7 +37,7 @@ class Warned:
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
-    def resumes(self, found: Resumed) -> None:
+    def resumes(self, text: str) -> None:
         pass
 
     async def update(self, progress: Progress) -> Command:

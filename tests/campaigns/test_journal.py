@@ -281,7 +281,7 @@ def test_a_file_that_may_not_grow(out: str) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     # The record is lost, so nothing behind it may be noted either.
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match=r"part cannot be written: disk I/O error"):
         journal.commit(3)
     journal.close()
     successor = Journal(out, PURPOSE)

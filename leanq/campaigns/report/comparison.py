@@ -120,12 +120,11 @@ class Comparator:
         else:
             self._old[key] = _MATCHED
             code_hash, end = divmod(found, len(ENDS))
-            known = bool(code_hash and new.code)
-            other_code = code_hash != new.code if known else None
+            other_code = code_hash != new.code if code_hash and new.code else None
             self._other_code += bool(other_code)
-            self._count(key, ENDS[end], new, other_code)
+            self._count(ENDS[end], new, other_code)
 
-    def _count(self, key: _Key, old: str, new: Outcome, other_code: bool | None) -> None:
+    def _count(self, old: str, new: Outcome, other_code: bool | None) -> None:
         self._transitions[old, new.end] += 1
         rise = (new.end == "accepted") - (old == "accepted")
         kept = self._changes[rise > 0]

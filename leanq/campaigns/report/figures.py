@@ -169,11 +169,12 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
             if tag in tags or len(tags) < KEPT:
                 tags.setdefault(tag, _Problems()).add(outcome)
         if times := outcome.times:
-            cpu_s[end].append(times.cpu_s)
-            wall_s.append(times.wall_s)
-            queued_s.append(times.queued_s)
-            named = Named(outcome.name, outcome.line, end, attempts, times.cpu_s, times.wall_s)
-            heapq.heappush(slowest, (times.cpu_s, -number, named))
+            in_queue_s, in_lean_s, on_worker_s = times
+            queued_s.append(in_queue_s)
+            cpu_s[end].append(in_lean_s)
+            wall_s.append(on_worker_s)
+            named = Named(outcome.name, outcome.line, end, attempts, in_lean_s, on_worker_s)
+            heapq.heappush(slowest, (in_lean_s, -number, named))
             if len(slowest) > SLOWEST:
                 heapq.heappop(slowest)
         counts = errors if end == "error" else complaints
@@ -196,8 +197,8 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         cpu_hours=math.fsum(all_cpu_s) / 3600,
         cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in cpu_s.items()},
         slowest=tuple(named for _, _, named in sorted(slowest, reverse=True)),
-        flaky_total=texts.total,
-        flaky=texts.flaky(),
+        flaky_total=len(texts.flaky),
+        flaky=texts.shown(),
         retried=retried,
         infrastructure=sum(ends[end] for end in INFRASTRUCTURE),
         errors=_commonest(errors),
@@ -267,7 +268,7 @@ class _Texts:
     def __init__(self) -> None:
         # The line and the end as one number: a pair would take twice the memory.
         self._first: dict[int, int] = {}
-        self._flaky: dict[int, tuple[set[str], list[int]]] = {}
+        self.flaky: dict[int, tuple[set[str], list[int]]] = {}
 
     def add(self, outcome: Outcome) -> None:
         text, end = outcome.code, outcome.end
@@ -276,21 +277,17 @@ class _Texts:
         first = self._first.setdefault(text, outcome.line * len(ENDS) + ENDS.index(end))
         line, first_end = first // len(ENDS), ENDS[first % len(ENDS)]
         if end != first_end:
-            self._flaky.setdefault(text, ({first_end}, [line]))
-        if text in self._flaky:
-            ends, lines = self._flaky[text]
+            self.flaky.setdefault(text, ({first_end}, [line]))
+        if text in self.flaky:
+            ends, lines = self.flaky[text]
             ends.add(end)
             if len(lines) < _LINES_OF_A_TEXT and outcome.line not in lines:
                 lines.append(outcome.line)
 
-    @property
-    def total(self) -> int:
-        return len(self._flaky)
-
-    def flaky(self) -> tuple[FlakyText, ...]:
+    def shown(self) -> tuple[FlakyText, ...]:
         return tuple(
             FlakyText(f"{text:016x}", tuple(sorted(ends, key=ENDS.index)), tuple(lines))
-            for text, (ends, lines) in islice(self._flaky.items(), KEPT)
+            for text, (ends, lines) in islice(self.flaky.items(), KEPT)
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import Meta
@@ -27,14 +27,6 @@ _LONGEST_COMPLAINT = 160
 
 
 _Seconds = Annotated[float, Meta(ge=0, le=1e15)]
-
-
-class Times(NamedTuple):
-    """Seconds in the queue, of CPU in Lean, and on the worker."""
-
-    queued_s: float
-    cpu_s: float
-    wall_s: float
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -74,10 +66,13 @@ class Outcome(msgspec.Struct, gc=False):
         return int(self.code_hash, 16) if self.code_hash else None
 
     @property
-    def times(self) -> Times | None:
-        """``None`` without a reply, and for a text that was never sent."""
-        found = self.queued_s, self.cpu_s, self.wall_s
-        return None if None in found or self.request_id == "" else Times(*found)  # type: ignore[arg-type]
+    def times(self) -> tuple[float, float, float] | None:
+        """Seconds in the queue, of CPU in Lean, and on the worker; ``None`` without a reply and if
+        it was never sent."""
+        queued_s, cpu_s, wall_s = self.queued_s, self.cpu_s, self.wall_s
+        if queued_s is None or cpu_s is None or wall_s is None or self.request_id == "":
+            return None
+        return queued_s, cpu_s, wall_s
 
     @property
     def complaint(self) -> str:
