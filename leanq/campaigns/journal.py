@@ -20,7 +20,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
-from leanq.campaigns.dataset.parquet import pyarrow
+from leanq.campaigns.parquet import pyarrow
 from leanq.campaigns.results import is_parquet, pack, read_results, write_results
 from leanq.errors import UsageError
 from leanq.queue.requests import LEAN_VERDICTS

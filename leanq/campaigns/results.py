@@ -29,13 +29,20 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
-from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.dataset.row import BadRow, Row
 from leanq.campaigns.files import replacing
-from leanq.campaigns.tables import ANSWER, answer_columns, dumps, write_table
+from leanq.campaigns.parquet import ParquetFile, pyarrow, write_table
 from leanq.errors import UsageError
 from leanq.queue.requests import Reply, reply_to_json
 
+ANSWER = (
+    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "kernel"),
+    *("attempts", "worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint"),
+    "request_id",
+)
+"""The fields of a reply that results and traces have."""
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ALWAYS = frozenset({"id", "line", "verdict"})
 _ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})
 
@@ -60,7 +67,7 @@ def cancelled(row: Row, sample: int) -> dict[str, Any]:
 
 
 def pack(record: dict[str, Any]) -> bytes:
-    text = dumps(record)
+    text = _dumps(record)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
@@ -106,6 +113,25 @@ def code_hash(row: Row, sample: int) -> str:
 def is_parquet(path: str) -> bool:
     """Returns whether results at ``path`` are Parquet, by their name."""
     return path.lower().endswith(".parquet")
+
+
+def answer_columns(arrow: Any) -> dict[str, Any]:
+    """Returns the types of a reply's columns by name; ``arrow`` is the module ``pyarrow``."""
+    text, number, seconds = arrow.string(), arrow.int64(), arrow.float64()
+    place = {"line": number, "column": number}
+    end = {"end_line": number, "end_column": number}
+    message = arrow.struct({"severity": text, **place, "text": text, **end})
+    sorry = arrow.struct({**place, "goal": text, "state": text, **end})
+    return {
+        **dict.fromkeys(ANSWER, text),
+        "messages": arrow.list_(message),
+        "sorries": arrow.list_(sorry),
+        "theorems": arrow.list_(arrow.struct({"name": text, "statement": text})),
+        "failed": arrow.list_(arrow.struct({"name": text, "rule": text, "text": text})),
+        "axioms": arrow.list_(text),
+        "attempts": number,
+        **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),
+    }
 
 
 def _read_jsonl(path: str) -> Iterator[dict[str, Any]]:

@@ -90,9 +90,8 @@ def write_parquet(
     Raises:
         UsageError: pyarrow is missing, or the file cannot be written.
     """
-    from leanq.campaigns.dataset.parquet import pyarrow
     from leanq.campaigns.files import replacing
-    from leanq.campaigns.tables import write_table
+    from leanq.campaigns.parquet import pyarrow, write_table
 
     arrow, _ = pyarrow(out)
     with replacing(out) as stream:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.campaigns import tables
+from leanq.campaigns import parquet
 from leanq.campaigns.dataset import BadRow, Row
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply, pack, read_results, write_results
@@ -226,7 +226,7 @@ def test_texts_stay_readable_and_what_is_no_text_survives() -> None:
 @given(st.lists(records(), max_size=8), st.sampled_from(["jsonl", "parquet"]), st.integers(1, 4))
 def test_what_is_written_is_read(found: list[dict[str, Any]], ending: str, group: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "_GROUP_ROWS", group)
+        patch.setattr(parquet, "_GROUP_ROWS", group)
         path = f"{folder}/results.{ending}"
         write_results(path, iter(found))
         expected = found if ending == "jsonl" else [with_texts(record) for record in found]
@@ -259,7 +259,7 @@ def test_what_is_no_text_is_replaced_in_parquet(tmp_path: Path) -> None:
 def test_row_groups_are_bounded_by_their_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_GROUP_CHARS", 100_000)
+    monkeypatch.setattr(parquet, "_GROUP_CHARS", 100_000)
     path = str(tmp_path / "results.parquet")
     write_results(path, some(100, "x" * 10_000))
     metadata = pq.read_metadata(path)
@@ -269,7 +269,7 @@ def test_row_groups_are_bounded_by_their_text(
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_memory_is_flat(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_GROUP_ROWS", 500)
+    monkeypatch.setattr(parquet, "_GROUP_ROWS", 500)
     path = str(tmp_path / f"results.{ending}")
     tracemalloc.start()
     try:

@@ -89,7 +89,7 @@ def test_parquet_comes_back_as_it_was_written(
     rows: list[tuple[str, str]], group: int, batch: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leanq.campaigns.dataset.parquet._BATCH_ROWS", batch)
+        patch.setattr("leanq.campaigns.parquet._BATCH_ROWS", batch)
         names, codes = zip(*rows, strict=True)
         path = table(Path(folder, "data.PARQUET"), group, id=names, other=names, code=codes)
         opened = open_dataset(str(path), Fields())

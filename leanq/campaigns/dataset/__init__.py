@@ -16,7 +16,6 @@ from typing import Any
 
 from leanq.campaigns.dataset.folder import FolderDataset
 from leanq.campaigns.dataset.jsonl import JsonlDataset
-from leanq.campaigns.dataset.parquet import ParquetDataset, ParquetFile
 from leanq.campaigns.dataset.row import (
     FIRST_ROWS,
     MAX_CODE_BYTES,
@@ -25,8 +24,9 @@ from leanq.campaigns.dataset.row import (
     Fields,
     Row,
 )
-from leanq.campaigns.dataset.rows import RowsDataset
+from leanq.campaigns.dataset.rows import ParquetDataset, RowsDataset
 from leanq.campaigns.dataset.shapes import SHAPES, recognise
+from leanq.campaigns.parquet import ParquetFile
 from leanq.errors import UsageError
 
 __all__ = [

@@ -1,15 +1,18 @@
-"""Data sets that are Python objects: rows with numbers."""
+"""Data sets whose rows have numbers: Python objects, and Parquet files."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
+from leanq.campaigns.dataset.jsonl import ends_hash
 from leanq.campaigns.dataset.row import Dataset, Fields, Numbered
 from leanq.campaigns.dataset.shapes import recognise
+from leanq.campaigns.parquet import ParquetFile
 
 _BATCH_ROWS = 256
 _ENDS_ROWS = 1000
@@ -55,3 +58,19 @@ class RowsDataset(Dataset):
                 yield from rows.slice(first, _BATCH_ROWS).to_pylist()
             else:
                 yield from (rows[n] for n in range(first, min(first + _BATCH_ROWS, self._total)))
+
+
+class ParquetDataset(Dataset):
+    """A data set in a Parquet file. Raises UsageError."""
+
+    def __init__(self, path: str, fields: Fields) -> None:
+        self.path, self.fields = path, fields
+        self._file = ParquetFile(path)
+        self._file.records(fields.columns)
+        self.fingerprint = f"parquet:{os.path.getsize(path)}:{ends_hash(path)}"
+
+    def total(self) -> int:
+        return self._file.count
+
+    def _records(self, line: int) -> Iterator[Numbered]:
+        return enumerate(self._file.records(self.fields.columns, line - 1), line)

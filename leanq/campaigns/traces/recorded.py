@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from leanq.campaigns.tables import ANSWER
+from leanq.campaigns.results import ANSWER
 from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.recording import SUFFIX, Recorded, read_journal

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from leanq.campaigns.tables import ANSWER, answer_columns
+from leanq.campaigns.results import ANSWER, answer_columns
 from leanq.queue.requests import LEAN_VERDICTS, Request
 
 Row = dict[str, Any]

@@ -15,9 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
-from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.files import replacing
-from leanq.campaigns.tables import write_table
+from leanq.campaigns.parquet import ParquetFile, pyarrow, write_table
 from leanq.campaigns.traces.rows import Row, schema
 from leanq.errors import UsageError
 

@@ -1,15 +1,14 @@
-"""Reads Parquet files by rows, and data sets in them; needs pyarrow (``leanq[data]``)."""
+"""Reads and writes Parquet files by rows; needs pyarrow (``leanq[data]``)."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, BinaryIO
 
-from leanq.campaigns.dataset.jsonl import ends_hash
-from leanq.campaigns.dataset.row import Dataset, Fields, Numbered
 from leanq.errors import UsageError, to_install
 
 # Rows decoded at a time: fewer if they are large on average.
@@ -17,6 +16,9 @@ _BATCH_ROWS = 256
 _BATCH_BYTES = 8 << 20
 # Reads pages as they are needed, instead of whole row groups.
 _BUFFER_BYTES = 1 << 18
+# A row group is written once it has so many rows, or so much text in them.
+_GROUP_ROWS = 8192
+_GROUP_CHARS = 16 << 20
 
 
 class ParquetFile:
@@ -81,22 +83,6 @@ class ParquetFile:
             raise UsageError(f"{self.path}: {why:.200}") from None
 
 
-class ParquetDataset(Dataset):
-    """A data set in a Parquet file. Raises UsageError."""
-
-    def __init__(self, path: str, fields: Fields) -> None:
-        self.path, self.fields = path, fields
-        self._file = ParquetFile(path)
-        self._file.records(fields.columns)
-        self.fingerprint = f"parquet:{os.path.getsize(path)}:{ends_hash(path)}"
-
-    def total(self) -> int:
-        return self._file.count
-
-    def _records(self, line: int) -> Iterator[Numbered]:
-        return enumerate(self._file.records(self.fields.columns, line - 1), line)
-
-
 def pyarrow(path: str) -> tuple[Any, Any]:
     """Returns the modules ``pyarrow`` and ``pyarrow.parquet``; raises UsageError if they are
     missing."""
@@ -134,3 +120,48 @@ def _value(cell: Any) -> Any:
         return cell.as_py()
     except ValueError:
         return b""
+
+
+def write_table(stream: BinaryIO, rows: Iterable[Mapping[str, Any]], schema: Any) -> None:
+    """Writes rows in compressed groups; a column that a row lacks is null.
+
+    Memory is bounded by a group's rows and text.
+    """
+    arrow, parquet = pyarrow("the table")
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
+        for group in _groups(rows):
+            writer.write_table(_table(arrow, group, schema))
+
+
+def _table(arrow: Any, rows: list[Mapping[str, Any]], schema: Any) -> Any:
+    try:
+        return arrow.Table.from_pylist(rows, schema=schema)
+    except UnicodeEncodeError:
+        # A text with half of a surrogate pair has no bytes.
+        texts = (json.dumps(row, ensure_ascii=False).encode(errors="replace") for row in rows)
+        return arrow.Table.from_pylist([*map(json.loads, texts)], schema=schema)
+
+
+def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    group: list[Mapping[str, Any]] = []
+    chars = 0
+    for row in rows:
+        group.append(row)
+        chars += _chars(row.values())
+        if len(group) >= _GROUP_ROWS or chars >= _GROUP_CHARS:
+            yield group
+            group, chars = [], 0
+    if group:
+        yield group
+
+
+def _chars(values: Iterable[Any]) -> int:
+    chars = 0
+    for value in values:
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, list | tuple):
+            chars += _chars(value)
+        elif isinstance(value, dict):
+            chars += _chars(value.values())
+    return chars
