@@ -1,8 +1,8 @@
 """Traces: checks and Lean's answers, as tables to train on (docs/traces.md).
 
 - ``rows`` defines a row, and the hash that tells equal ones;
-- ``checked`` joins a campaign's results with its data set;
-- ``recorded`` reads the journals of clients, and finds the goals that steps began with;
+- ``sources`` joins a campaign's results with its data set, reads the journals of clients, and finds
+  the goals that steps began with;
 - ``shards`` writes new rows into a folder of tables.
 """
 
@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leanq.campaigns.dataset import Dataset
-from leanq.campaigns.traces.checked import of_campaign
-from leanq.campaigns.traces.recorded import Goals, is_recorded, of_journals
 from leanq.campaigns.traces.rows import Row
 from leanq.campaigns.traces.shards import Shards
+from leanq.campaigns.traces.sources import Goals, is_recorded, of_campaign, of_journals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Traces of clients: the journals that they recorded, and goals by their states."""
+"""The sources of traces: results of campaigns, and the journals that clients recorded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,65 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from leanq.campaigns.results import ANSWER
+from leanq.campaigns import dataset
+from leanq.campaigns.campaign import Campaign
+from leanq.campaigns.coordinator import problem
+from leanq.campaigns.results import ANSWER, code_hash, read_results
 from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.recording import SUFFIX, Recorded, read_journal
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, RequestBuilder
 from leanq.queue.requests import reply_to_json
+from leanq.queue.settings import Settings
+
+
+def of_campaign(
+    results: str, data: str | dataset.Dataset | None, skipped: Counter[str]
+) -> Iterator[rows.Row]:
+    """Yields the traces of the campaign that wrote ``results``, in the order of its data.
+
+    Raises UsageError: results or data cannot be read, no campaign is known for the results, or
+    the data is not what was checked. ``skipped`` counts records without a verdict.
+    """
+    campaign = Campaign.of_results(results)
+    if data is None or isinstance(data, str):
+        data = dataset.open_dataset(data or campaign.data, campaign.fields)
+    # Any queue's builder makes the same requests.
+    builder = RequestBuilder(Settings("unix:///-"), "default")
+    options = campaign.plan.options
+    environment = options.get("env", DEFAULT_ENVIRONMENT)
+    found = data.rows()
+    row: dataset.Row | dataset.BadRow | None = None
+    for record in read_results(results):
+        if record["verdict"] is None:
+            skipped["without a verdict"] += 1
+            continue
+        line, sample = record["line"], record.get("sample", 0)
+        if row is None or row.line < line:
+            row = next((each for each in found if each.line >= line), None)
+        if (
+            not isinstance(row, dataset.Row)
+            or row.line != line
+            or sample >= len(row.codes)
+            or code_hash(row, sample) != record.get("code_hash")
+        ):
+            raise UsageError(
+                f"{data.path}:{line}: the data does not match the record of that line in "
+                f"{results}; if it was moved or changed, name the data that was checked with --data"
+            )
+        origin = {
+            "environment": environment,
+            "problem": str(problem(row)),
+            "id": str(row.id),
+            "sample": sample if row.listed else None,
+            "tags": row.tags,
+        }
+        code = row.codes[sample]
+        if row.target is None:
+            made = builder.check(code, options)
+        else:
+            made = builder.verify(row.target, code, (), row.holes, options)
+        yield rows.trace(origin, made.request, record)
 
 
 def is_recorded(source: str) -> bool:
@@ -41,10 +95,10 @@ def of_journals(source: str, skipped: Counter[str]) -> Iterator[rows.Row]:
 def _trace(record: Recorded) -> rows.Row:
     reply = record.reply
     labels: dict[str, Any] = json.loads(record.labels)
-    problem = labels.get("problem")
+    named = labels.get("problem")
     origin = {
         "environment": record.environment or None,
-        "problem": None if problem is None else str(problem),
+        "problem": None if named is None else str(named),
         "labels": record.labels if labels else None,
         "ended": datetime.fromtimestamp(record.ended_ms / 1000, UTC),
     }
