@@ -199,8 +199,6 @@ class Journal:
         # Keeps the lock until the file is closed.
         self._execute("PRAGMA locking_mode = EXCLUSIVE")
         self._execute("PRAGMA synchronous = FULL")
-        # In KiB: what comes between two commits is written by the second.
-        self._execute("PRAGMA cache_size = -65536")
         self._execute("BEGIN EXCLUSIVE")
         if not os.path.exists(self._path):
             raise BusyError(f"{self.out} was just written by another campaign")

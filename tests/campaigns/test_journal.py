@@ -190,7 +190,8 @@ def test_a_death_while_results_are_written_loses_nothing(
 def test_a_death_at_the_start_of_a_retry_loses_nothing(
     out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = [record(line, 0, "accepted", 99_999 * "x") for line in range(1, 5)]
+    # More than SQLite holds in memory.
+    records = [record(line, 0, "accepted", 999_999 * "x") for line in range(1, 5)]
     write_results(out, records)
     there: dict[Path, bytes] = {}
 
@@ -202,7 +203,7 @@ def test_a_death_at_the_start_of_a_retry_loses_nothing(
         patch.setattr(Journal, "commit", die)
         with pytest.raises(KeyboardInterrupt):
             Journal(out, PURPOSE, retry=True)
-    assert {path.name for path in there} >= {"out.jsonl", "out.jsonl.part"}
+    assert len(there[Path(out + ".part")]) > 999_999
     for path, content in there.items():
         path.write_bytes(content)
     # The results are still those of the campaign before.
