@@ -28,7 +28,7 @@ from leanq.lean.audit.imported_axioms import ImportedAxioms, audit
 from leanq.lean.audit.judge_client import JudgeLimitError, Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
-from leanq.lean.diagnostics import Outcome, noted
+from leanq.lean.diagnostics import noted
 from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import (
     Examples,
@@ -157,16 +157,13 @@ class Compilation:
     async def compile(self, slot: Slot) -> Reply:
         """Returns Lean's verdict, which stands unless it is ``accepted``."""
         if not self.request.audit:
-            run = await self._run(slot, self._ended.code)
-            return self._told(run.outcome, run)
+            return await self._run(slot, self._ended.code)
         ended = self._ended
-        run = await self._run(slot, ended.text)
-        outcome, was_read = run.outcome, True
-        if outcome.verdict == "rejected" and ended.is_involved(outcome.messages):
+        reply, was_read = await self._run(slot, ended.text), True
+        if reply.verdict == "rejected" and ended.is_involved(reply.messages):
             # Lean's errors have to be about the text as it is.
-            run = await self._run(slot, ended.code)
-            outcome, was_read = run.outcome, False
-        reply = self._told(replace(outcome, messages=ended.own(outcome.messages)), run)
+            reply, was_read = await self._run(slot, ended.code), False
+        reply = replace(reply, messages=ended.own(reply.messages))
         if reply.verdict != "accepted":
             return reply
         if not was_read:
@@ -175,14 +172,11 @@ class Compilation:
         reply = await self._read(slot, reply)
         return replace(reply, audit_s=time.monotonic() - started)
 
-    def _told(self, outcome: Outcome, run: Run) -> Reply:
-        fingerprint = self.lean.environment.fingerprint
-        return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s, spent=run.spent)
-
-    async def _run(self, slot: Slot, text: str) -> Run:
-        limits = limits_of(self.request)
-        options = (*self.options, *self._notes)
-        return await self.lean.run(slot, text, limits, options=options)
+    async def _run(self, slot: Slot, text: str) -> Reply:
+        options, fingerprint = (*self.options, *self._notes), self.lean.environment.fingerprint
+        run = await self.lean.run(slot, text, limits_of(self.request), options=options)
+        cpu_s = run.done.exit.cpu_s
+        return replace(run.outcome, fingerprint=fingerprint, cpu_s=cpu_s, spent=run.spent)
 
     async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
         """Returns the final verdict on the result of :meth:`compile`, perhaps for another

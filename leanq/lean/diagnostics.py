@@ -101,29 +101,17 @@ class Printed:
         self.messages = tuple(messages)
 
 
-class Outcome(Struct, frozen=True):
-    """Lean's answer before any audit; ``reason`` is None if accepted."""
-
-    verdict: Verdict
-    reason: Reason | None
-    messages: tuple[Message, ...]
-
-    def reply(self, **fields: Any) -> Reply:
-        return Reply(self.verdict, self.messages, reason=self.reason, **fields)
-
-
-def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Outcome:
+def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Reply:
     """Returns the verdict on a run; nothing is accepted unless Lean has written its result."""
     end = done.exit
-    if end.stopped is not None or end.code is None:
-        return classify_end(printed.messages, end, limits, done.stderr)
-    outcome = classify_printed(printed)
-    if outcome.verdict in ("rejected", "exhausted") or (end.code == 0 and compiled):
-        return outcome
+    if end.stopped is None and end.code is not None:
+        reply = classify_printed(printed)
+        if reply.verdict in ("rejected", "exhausted") or (end.code == 0 and compiled):
+            return reply
     return classify_end(printed.messages, end, limits, done.stderr)
 
 
-def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
+def classify_printed(printed: Printed, *, open_goals: bool = False) -> Reply:
     """Returns the verdict of Lean's messages, which may not tell of open goals."""
     verdict: Verdict = "accepted"
     if printed.failed:
@@ -132,18 +120,16 @@ def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
         verdict = "exhausted"
     elif printed.sorry or open_goals:
         verdict = "incomplete"
-    return Outcome(verdict, reason_of(verdict, printed.messages), printed.messages)
+    return Reply(verdict, printed.messages, reason=reason_of(verdict, printed.messages))
 
 
-def classify_end(
-    messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes
-) -> Outcome:
+def classify_end(messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes) -> Reply:
     """Returns the verdict on a process that was stopped, or ended out of order. The last message
     says which limit it met and what it used, or what it died of."""
     verdict, reason, text = _end(end, limits, stderr)
     said = stderr.decode(errors="replace").strip()
     last = Message("error", 1, 0, f"leanq: {text}\n{said[-2000:]}" if said else f"leanq: {text}")
-    return Outcome(verdict, reason, (*messages, last))
+    return Reply(verdict, (*messages, last), reason=reason)
 
 
 def noted(reply: Reply, text: str, severity: Severity = "warning", **changed: Any) -> Reply:
@@ -152,7 +138,7 @@ def noted(reply: Reply, text: str, severity: Severity = "warning", **changed: An
     return replace(reply, messages=(*reply.messages, note), **changed)
 
 
-def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
+def reason_of(verdict: Verdict | None, messages: Iterable[Message]) -> Reason | None:
     """Returns why a verdict that Lean's messages gave is not accepted."""
     errors = (message for message in messages if message.severity == "error")
     if verdict == "rejected":

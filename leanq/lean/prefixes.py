@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
@@ -23,7 +22,7 @@ from leanq.lean.process import Lean, Run, Slot, limits_of, read_run
 from leanq.lean.recipes import snapshot_key, text_hash
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.snapshots.store import Snapshots
-from leanq.queue.requests import Request, Way
+from leanq.queue.requests import Request
 from leanq.states import States
 
 log = logging.getLogger("leanq.worker")
@@ -60,8 +59,7 @@ class _Seen:
 
 
 class Prefixes:
-    """The processes and snapshots behind the sources of one environment. ``counts``: texts with
-    holes, by how they ran."""
+    """The processes and snapshots behind the sources of one environment."""
 
     def __init__(self, lean: Lean, snapshots: Snapshots | None, rules: PrefixRules) -> None:
         self._lean = lean
@@ -71,7 +69,6 @@ class Prefixes:
         self._fingerprint = lean.environment.fingerprint
         self.saving: asyncio.Task[None] | None = None
         self._seen: LRUCache[str, _Seen] = LRUCache(_SOURCES_REMEMBERED)
-        self.counts: Counter[Way] = Counter()
         self._standing = None
         if lean.forks is not None:
             self._standing = StandingPrefixes(lean.environment, lean.forks, slots=lean.slots)
@@ -104,7 +101,7 @@ class Prefixes:
         seen.count += 1
         if run := await self._continued(key, source, code, limits):
             self._consider(key, source, seen, states)
-            return self._counted(run, "warm")
+            return replace(run, way="warm")
         warm, damaged = self._on_disk(key), self._damaged(states)
         snapshot = await snapshots.fetch(key, states) if snapshots else None
         if snapshot:
@@ -112,7 +109,7 @@ class Prefixes:
                 slot, code, limits, options=_OPTIONS, load=snapshot, compile_=False
             )
             if run.outcome.verdict not in _DOUBTFUL:
-                return self._counted(run, "warm" if warm else "cold")
+                return replace(run, way="warm" if warm else "cold")
         run = await self._lean.run(slot, code, limits, options=_OPTIONS, compile_=compile_)
         seen.replay_s = run.done.exit.cpu_s
         await self._expect(key, source, code, limits, run)
@@ -120,7 +117,7 @@ class Prefixes:
         if snapshots and snapshot and run.outcome.verdict not in _DOUBTFUL:
             await snapshots.damaged(key, states)
         failed = snapshot is not None or self._damaged(states) > damaged
-        return self._counted(run, "failed" if failed else "replayed")
+        return replace(run, way="failed" if failed else "replayed")
 
     async def _continued(self, key: str, source: str, code: str, limits: Limits) -> Run | None:
         """Runs behind the prefix of the source, if a process stands there."""
@@ -142,12 +139,8 @@ class Prefixes:
             await self._standing.expect(key, source, code, command, run.done, limits)
 
     def _damaged(self, states: States) -> int:
-        here = self.snapshots.tally["damaged"] if self.snapshots else 0
+        here = self.snapshots.cache.damaged if self.snapshots else 0
         return here + states.counts["damaged"]
-
-    def _counted(self, run: Run, way: Way) -> Run:
-        self.counts[way] += 1
-        return replace(run, way=way)
 
     def _consider(self, key: str, source: str, seen: _Seen, states: States) -> None:
         """Begins to make a snapshot that is worth it, unless another is being made. Each takes a

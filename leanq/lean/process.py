@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Outcome, Printed, classify, unknown_imports
+from leanq.lean.diagnostics import Printed, classify, unknown_imports
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by
 from leanq.lean.fork_server.server import ForkServer
@@ -21,7 +21,7 @@ from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.queue.metrics import count
-from leanq.queue.requests import Request, Spent, Way
+from leanq.queue.requests import Reply, Request, Spent, Way
 from leanq.queue.tasks import run_apart
 
 log = logging.getLogger("leanq.worker")
@@ -69,8 +69,8 @@ class Run:
         return Spent(begun_us=begun_us, is_forked=self.is_forked, imported_us=imported_us)
 
     @property
-    def outcome(self) -> Outcome:
-        """The verdict before any audit, its reason and messages."""
+    def outcome(self) -> Reply:
+        """Lean's answer before any audit."""
         return classify(self.printed, self.done, self.limits, compiled=self.compiled)
 
     @property
@@ -350,7 +350,7 @@ class Lean:
         outcome = run.outcome
         if outcome.verdict != "accepted":
             said = "; ".join(message.text for message in outcome.messages if message.text)
-            raise self._broken(said or outcome.verdict)
+            raise self._broken(said or str(outcome.verdict))
 
     def _broken(self, came: str) -> ToolchainError:
         toolchain, name = self.environment.toolchain, self.environment.name

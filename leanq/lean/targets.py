@@ -24,14 +24,13 @@ from leanq.lean.audit.layouts import Damaged
 from leanq.lean.audit.olean import display, modules_of, open_image, read_parts
 from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target
-from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.examples import example_names, name_examples
 from leanq.lean.hashes import hash_bytes, is_ours
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
 from leanq.lean.snapshots.cache import Manifest, SnapshotCache
-from leanq.queue.requests import Request
+from leanq.queue.requests import Reply, Request
 
 _KEPT_BYTES = 64 << 20
 # Raise it when the format on disk changes.
@@ -154,7 +153,7 @@ class Targets:
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
 
-    def _why(self, outcome: Outcome, ended: Ended) -> str:
+    def _why(self, outcome: Reply, ended: Ended) -> str:
         if outcome.reason == "unknown_import":
             return self._lean.environment.explain_import(ended.code)
         errors = [message for message in outcome.messages if message.severity == "error"]

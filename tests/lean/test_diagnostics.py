@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leanq.lean.diagnostics import Outcome, Printed, classify, message_of
+from leanq.lean.diagnostics import Printed, classify, message_of
 from leanq.lean.sandbox.process import Exit, Finished, Limits
 from leanq.queue.requests import Message, Reply
 from leanq.queue.wire import pack_reply, unpack_reply
@@ -48,14 +48,12 @@ def line(text: str, severity: str = "error", **more: Any) -> bytes:
     return json.dumps(fields | more, ensure_ascii=False).encode() + b"\n"
 
 
-def outcome(
-    stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True
-) -> Outcome:
+def outcome(stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True) -> Reply:
     return classify(Printed(stdout), Finished(end, stdout, stderr), LIMITS, compiled=compiled)
 
 
 def verdict(stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True) -> str:
-    return outcome(stdout, end, stderr, compiled).verdict
+    return str(outcome(stdout, end, stderr, compiled).verdict)
 
 
 def last_words(end: Exit, stderr: bytes = b"") -> str:
@@ -544,6 +542,6 @@ def test_nothing_that_is_printed_raises_or_makes_a_failure_a_success(
     if code != 0:
         assert found in ("rejected", "exhausted", "crashed", "memory")
     assert verdict(stdout, end, stderr, compiled=False) != "accepted"
-    reply = outcome(stdout, end, stderr).reply()
+    reply = outcome(stdout, end, stderr)
     assert (reply.reason is None) == (reply.verdict == "accepted")
     assert unpack_reply("", pack_reply("", reply)).messages == reply.messages

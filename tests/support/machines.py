@@ -22,12 +22,14 @@ class Shelf(MemoryStates):
     def __init__(self) -> None:
         super().__init__()
         self.held: dict[str, Packed] = {}
+        self.asked: list[str] = []
 
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
         self.held[key] = snapshot
         return True
 
     async def find_snapshot(self, key: str) -> Packed | None:
+        self.asked.append(key)
         return self.held.get(key)
 
     async def drop_snapshot(self, key: str) -> None:

@@ -7,24 +7,23 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from leanq.errors import ReplError
-from leanq.lean.diagnostics import Outcome, Printed, classify_printed
+from leanq.lean.diagnostics import Printed, classify_printed
 from leanq.lean.recipes import Hole
 from leanq.lean.repl.protocol import Elaborated, OpenGoal
-from leanq.lean.repl.session import Session, TimedOut
+from leanq.lean.repl.session import Session
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import Seen, look
 from leanq.lean.steps.holes import Draft, are_plain, draft_probe, find_holes
 from leanq.lean.syntax import Header, header_statements, place_of
-from leanq.queue.requests import Message
+from leanq.queue.requests import Message, Reply
 
 
-def outcome_of(answer: Elaborated) -> Outcome:
+def outcome_of(answer: Elaborated) -> Reply:
     """Returns Lean's verdict on a text before any audit, without messages about its header."""
     return classify_printed(Printed(answer.messages), open_goals=bool(answer.sorries))
 
 
-def whole_outcome(answer: Elaborated, session: Session, header: Header) -> Outcome:
+def whole_outcome(answer: Elaborated, session: Session, header: Header) -> Reply:
     """Returns Lean's verdict on a text, with the messages about its header first."""
     lines = [place_of(header.text, start) for _, start in header_statements(header)]
     notes: list[Message] = []
@@ -48,11 +47,8 @@ async def see(
     if len(opened) == len(holes) and are_plain(code, holes):
         return Seen(holes, {number: each.goal for number, each in opened.items()})
 
-    async def run(draft: Draft) -> Outcome:
-        probed = await session.elaborate(draft.text, header, limits)
-        if isinstance(probed, TimedOut):
-            raise ReplError("it takes longer with empty blocks in the holes")
-        return outcome_of(probed)
+    async def run(draft: Draft) -> Reply:
+        return outcome_of(await session.elaborate(draft.text, header, limits))
 
     return await look(holes, run, lambda forms: draft_probe(code, holes, forms))
 

@@ -24,7 +24,7 @@ from leanq.lean.lean_driver import LeanDriver, Opened
 from leanq.lean.process import limits_of
 from leanq.lean.repl.checks import opened_at, see, whole_outcome
 from leanq.lean.repl.program import find_repl
-from leanq.lean.repl.session import Recycling, Session, TimedOut
+from leanq.lean.repl.session import Recycling, Session, TimedOutError
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.repl.steps import LiveStep
 from leanq.lean.steps.goals import keep_opened
@@ -101,10 +101,11 @@ class ReplDriver(LeanDriver):
     ) -> Reply | None:
         """Returns the verdict on a text, and its states; None if Lean itself has to give it."""
         code, limits = request.code, limits_of(request)
-        answer = await session.elaborate(code, header, limits, request.infotree)
-        if isinstance(answer, TimedOut):
-            return answer.outcome(limits).reply()
-        reply = whole_outcome(answer, session, header).reply(infotree=answer.infotree)
+        try:
+            answer = await session.elaborate(code, header, limits, request.infotree)
+        except TimedOutError as error:
+            return error.reply
+        reply = replace(whole_outcome(answer, session, header), infotree=answer.infotree)
         if reply.verdict != "incomplete":
             return reply
         # A text can silence the warning that it has holes.
@@ -135,7 +136,10 @@ class ReplDriver(LeanDriver):
             was_live = move.state in session.states
             limits, trust = limits_of(request), self.trust_steps
             step = LiveStep(session, move, header, limits, trust=trust)
-            reply = await step.run(request, self._states)
+            try:
+                reply = await step.run(request, self._states)
+            except TimedOutError as error:
+                reply = error.reply
             return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
 
         reply = await self._by_repl(kept, header, move.state, texts, work)

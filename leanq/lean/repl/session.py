@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from leanq.errors import ReplError, SandboxError
-from leanq.lean.diagnostics import Found, Outcome, Printed, classify_end, signal_name
+from leanq.lean.diagnostics import Found, Printed, classify_end, signal_name
 from leanq.lean.repl.protocol import (
     Answer,
     Command,
@@ -24,9 +24,9 @@ from leanq.lean.repl.protocol import (
     read_answer,
     run_tactic,
 )
-from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
+from leanq.lean.sandbox.sandbox import Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import Header, header_statements
-from leanq.queue.requests import Infotree
+from leanq.queue.requests import Infotree, Reply
 from leanq.queue.tasks import run_apart
 
 # Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
@@ -43,16 +43,13 @@ _RESTLESS_S = 0.05
 _VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The command alone has spent its budget of time, ``exit`` tells how, and the process is
+class TimedOutError(ReplError):
+    """The command alone has spent its budget of time, as ``reply`` says, and the process is
     gone."""
 
-    exit: Exit
-    stderr: bytes
-
-    def outcome(self, limits: Limits) -> Outcome:
-        return classify_end((), self.exit, limits, self.stderr)
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.messages[-1].text)
+        self.reply = reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +115,11 @@ class Session:
         said = ""
         # The first needs no library, the second serves if the first is not known yet.
         for question in ("prelude\n#version", "#eval Lean.versionString"):
-            answer = await self.ask(elaborate(question), VERSION_LIMITS)
-            if isinstance(answer, TimedOut):
-                raise ReplError(f"it did not answer within {VERSION_LIMITS.wall_s:g} s")
+            try:
+                answer = await self.ask(elaborate(question), VERSION_LIMITS)
+            except TimedOutError:
+                wall_s = VERSION_LIMITS.wall_s
+                raise ReplError(f"it did not answer within {wall_s:g} s") from None
             said = str(answer)
             for message, _ in answer.messages if isinstance(answer, Elaborated) else ():
                 if found := _VERSION.match(message.text):
@@ -142,8 +141,6 @@ class Session:
         if key in self._imported:
             return True
         answer = await self.ask(elaborate(key), _HEADER_LIMITS)
-        if isinstance(answer, TimedOut):
-            raise ReplError(f"its imports do not end: {answer.exit}")
         if not isinstance(answer, Elaborated) or Printed(answer.messages).failed:
             return False
         self._imported[key] = answer
@@ -151,7 +148,7 @@ class Session:
 
     async def elaborate(
         self, code: str, header: Header, limits: Limits, infotree: Infotree | Literal[""] = ""
-    ) -> Elaborated | TimedOut:
+    ) -> Elaborated:
         """Returns Lean's answer about a text with a loaded header. Places are those in ``code``:
         blanks stand where its header was. Errors as of :meth:`ask`."""
         self.requests += 1
@@ -160,13 +157,11 @@ class Session:
         env = self._imported[header_key(header)].env
         answer = await self.ask(elaborate(body, env, infotree), limits)
         self._touched = True
-        if isinstance(answer, Elaborated | TimedOut):
-            return answer
-        raise ReplError(f"no answer to a text: {answer}")
+        if not isinstance(answer, Elaborated):
+            raise ReplError(f"no answer to a text: {answer}")
+        return answer
 
-    async def run_tactic(
-        self, tactic: str, proof_state: int, limits: Limits
-    ) -> Stepped | Refused | TimedOut:
+    async def run_tactic(self, tactic: str, proof_state: int, limits: Limits) -> Stepped | Refused:
         """Returns Lean's answer about a tactic on a state. Errors as of :meth:`ask`."""
         self.requests += 1
         answer = await self.ask(run_tactic(tactic, proof_state), limits)
@@ -179,14 +174,13 @@ class Session:
         if opened.proof_state is not None:
             self.states[state] = opened.proof_state
 
-    async def ask(self, command: Command, limits: Limits) -> Answer | TimedOut:
+    async def ask(self, command: Command, limits: Limits) -> Answer:
         """Runs one command within limits; memory counts above its present memory. Raises ReplError
         if it ended, or its output cannot be trusted: do not use it again. Raises SandboxError if
         the machine failed."""
-        answer = await self.exchange(command, limits)
-        return answer if isinstance(answer, TimedOut) else read_answer(answer)
+        return read_answer(await self.exchange(command, limits))
 
-    async def exchange(self, command: Command, limits: Limits) -> Mapping[str, Any] | TimedOut:
+    async def exchange(self, command: Command, limits: Limits) -> Mapping[str, Any]:
         exchange = Exchange(command)
         self._asking = True
         idle = await self._renew(limits)
@@ -205,7 +199,8 @@ class Session:
         cpu_s = exit_.cpu_s - self._spent_s
         self.cpu_s += cpu_s
         if exit_.stopped in ("cpu", "wall") and not restless:
-            return TimedOut(replace(exit_, cpu_s=cpu_s), self._process.stderr_tail)
+            own = replace(exit_, cpu_s=cpu_s)
+            raise TimedOutError(classify_end((), own, limits, self._process.stderr_tail))
         raise ReplError(await self._last_words("before it had answered"))
 
     async def end(self) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from leanq.lean.diagnostics import Outcome, Printed, classify_printed, is_budget, reason_of
+from leanq.lean.diagnostics import Printed, classify_printed, is_budget, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.repl.checks import opened_at, outcome_of, whole_outcome
 from leanq.lean.repl.protocol import OpenGoal, Refused, Stepped
-from leanq.lean.repl.session import Session, TimedOut
+from leanq.lean.repl.session import Session, TimedOutError
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import sorry_at
-from leanq.lean.steps.holes import are_plain, draft_trial
+from leanq.lean.steps.holes import Draft, are_plain, draft_trial
 from leanq.lean.steps.moves import Move, left_open, outcome_apart
 from leanq.lean.syntax import Header, place_of, tokens
 from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
@@ -38,25 +38,28 @@ class LiveStep:
     async def run(self, request: Request, states: States) -> Reply | None:
         """Returns the reply; None if Lean itself has to give it. Raises ReplError if the process
         has to be replaced, and QueueFullError if there is no room to keep the next state."""
-        live = await self._revive()
+        try:
+            live = await self._revive()
+        except TimedOutError:
+            return None
         if live is None:
             return None
         answer, lines_before = await self._try(self.move.tactic.text, live)
-        if isinstance(answer, TimedOut):
-            return answer.outcome(self.limits).reply()
         if isinstance(answer, Refused):
             return await self._refused(self._failed(answer, lines_before))
         reply = self._told(answer)
         if reply.verdict != "accepted":
             return await self._refused(reply)
-        if answer.goals or self.move.tactic.holes:
+        move = self.move
+        if answer.goals or move.tactic.holes:
             return await self._go_on(left_open(reply), answer, states)
         if self.trust and answer.is_completed:
             return replace(reply, verdict="unjudged", reason="trusted_step")
         # Only Lean itself audits, and can tell what is left open elsewhere.
-        if request.audit or not self.move.is_whole:
+        if request.audit or not move.is_whole:
             return None
-        return await self._close()
+        draft = draft_trial(move.recipe, move.tactic)
+        return move.closed(draft, await self._whole(draft))
 
     async def _revive(self) -> int | None:
         """Returns the state's number in the process, replayed from the live part of its recipe;
@@ -84,12 +87,12 @@ class LiveStep:
         session, recipe = self.session, self.move.recipe
         source = recipe.source
         read = await session.elaborate(source.code, self.header, self.limits)
-        if isinstance(read, TimedOut) or outcome_of(read).verdict != "incomplete":
+        if outcome_of(read).verdict != "incomplete":
             return None
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
         return met.proof_state if met else None
 
-    async def _try(self, tactic: str, proof_state: int) -> tuple[Stepped | Refused | TimedOut, int]:
+    async def _try(self, tactic: str, proof_state: int) -> tuple[Stepped | Refused, int]:
         """Returns the answer to a tactic, and how many lines stood before it. The REPL reads one
         tactic, and would take the next line for its arguments. So several stand in a bracket."""
         if not _SEVERAL.search(tactic):
@@ -106,14 +109,15 @@ class LiveStep:
         if not (doubtful or any(token.text == "in" for token in tokens(body))):
             return reply
         draft = draft_trial(move.recipe, move.tactic)
-        answer = await self.session.elaborate(draft.text, self.header, self.limits)
-        if isinstance(answer, TimedOut):
-            return answer.outcome(self.limits).reply()
-        whole = whole_outcome(answer, self.session, self.header)
+        whole = await self._whole(draft)
         outcome = outcome_apart(draft, whole)
         if outcome.verdict in ("rejected", "exhausted"):
-            return replace(outcome, messages=move.told(draft, whole.messages)).reply()
+            return replace(outcome, messages=move.told(draft, whole.messages))
         return None
+
+    async def _whole(self, draft: Draft) -> Reply:
+        answer = await self.session.elaborate(draft.text, self.header, self.limits)
+        return whole_outcome(answer, self.session, self.header)
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
         text, line, column = answer.reason, 1, 0
@@ -127,14 +131,13 @@ class LiveStep:
     def _told(self, answer: Stepped) -> Reply:
         """Returns Lean's messages about a tactic, except about what it leaves open."""
         printed = Printed(answer.messages)
-        outcome = classify_printed(printed)
-        if outcome.verdict == "incomplete":
-            outcome = Outcome("accepted", None, outcome.messages)
+        reply = classify_printed(printed)
+        if reply.verdict == "incomplete":
+            reply = replace(reply, verdict="accepted", reason=None)
         # The REPL does not know where in a tactic anything happened.
         messages = [Message(each.severity, 1, 0, each.text) for each in printed.messages]
         messages += [Message("information", 1, 0, text) for text in answer.traces]
-        given = tuple(map(self.move.given.message, messages))
-        return replace(outcome, messages=given).reply()
+        return replace(reply, messages=tuple(map(self.move.given.message, messages)))
 
     async def _go_on(self, reply: Reply, answer: Stepped, states: States) -> Reply | None:
         """Returns the next state: the goals that are left, else the hole of the tactic itself."""
@@ -166,17 +169,8 @@ class LiveStep:
             session.hold(state, opened)
         return replace(reply, goals=goals, sorries=move.placed(sorries))
 
-    async def _close(self) -> Reply:
-        """Nothing is left: checks the whole text."""
-        move = self.move
-        draft = draft_trial(move.recipe, move.tactic)
-        answer = await self.session.elaborate(draft.text, self.header, self.limits)
-        if isinstance(answer, TimedOut):
-            return answer.outcome(self.limits).reply()
-        return move.closed(draft, whole_outcome(answer, self.session, self.header).reply())
 
-
-def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> OpenGoal | None:
+def _after(answer: Stepped | Refused, tactic: Tactic) -> OpenGoal | None:
     """Replays a tactic of a recipe; returns its state, if it is the same as before."""
     if not isinstance(answer, Stepped) or Printed(answer.messages).failed:
         return None

@@ -26,7 +26,6 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,18 +67,17 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 class SnapshotCache:
     """The snapshots on this machine's disk: at most ``budget_bytes``; the least recently used leave
-    first. ``tally`` counts them: ``damaged`` on disk, on the way, or by Lean's word; ``disk_full``:
-    refused by the disk for any reason."""
+    first. ``damaged`` counts those that were damaged, on disk, on the way, or by Lean's word."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
-        self.tally: Counter[str] = Counter()
+        self.damaged = 0
         self._budget_bytes = budget_bytes
         self._lock = folder / "lock"
         self._entries = folder / "entries"
         self._coming = folder / "coming"
         self._inboxes = folder / "inboxes"
         self._verified: dict[str, tuple[int, ...]] = {}
-        with self._disk():
+        with contextlib.suppress(OSError):
             for place in (self._entries, self._coming, self._inboxes):
                 make_folders(place)
             with self._locked():
@@ -103,12 +101,12 @@ class SnapshotCache:
             if not entry.exists():
                 return None
         # It may have been replaced meanwhile; under the lock no process can do that.
-        with self._disk(), self._locked():
+        with contextlib.suppress(OSError), self._locked():
             try:
                 return self._verify(entry)
             except (OSError, ValueError):
                 if entry.exists():
-                    self.tally["damaged"] += 1
+                    self.damaged += 1
                     self._remove(entry)
         return None
 
@@ -118,7 +116,7 @@ class SnapshotCache:
         vanishes in the end. None if there is no room for so much."""
         with contextlib.ExitStack() as stack:
             place = None
-            with self._disk():
+            with contextlib.suppress(OSError):
                 if size_bytes <= self._budget_bytes:
                     folder = self._coming / secrets.token_hex(8)
                     with self._locked():
@@ -135,7 +133,7 @@ class SnapshotCache:
     def enter(self, key: str, file: Path, manifest: Manifest) -> bool:
         """Takes in a file from :meth:`bringing`; returns whether the cache has it now."""
         entry, folder = self._entry(key), file.parent
-        with self._disk():
+        with contextlib.suppress(OSError):
             (folder / _MANIFEST).write_bytes(manifest.pack())
             # No process has a reason to write to it, and many may have links to it.
             file.chmod(0o444)
@@ -149,7 +147,7 @@ class SnapshotCache:
         return self.holds(key)
 
     def drop(self, key: str) -> None:
-        with self._disk(), self._locked():
+        with contextlib.suppress(OSError), self._locked():
             self._remove(self._entry(key))
 
     def _verify(self, entry: Path) -> tuple[Path, Manifest]:
@@ -183,7 +181,6 @@ class SnapshotCache:
             if total <= self._budget_bytes:
                 break
             self._remove(entry)
-            self.tally["evicted"] += 1
             total -= size
 
     def _remove(self, entry: Path) -> None:
@@ -199,14 +196,6 @@ class SnapshotCache:
         with self._lock.open("ab") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
-
-    @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
-        """Counts the disk's refusals, and goes on without."""
-        try:
-            yield
-        except OSError:
-            self.tally["disk_full"] += 1
 
 
 def _remove_if_left(folder: Path) -> None:

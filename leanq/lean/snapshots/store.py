@@ -67,34 +67,25 @@ class LocalSnapshot:
 
 class Snapshots:
     """The snapshots of one environment: on this machine's disk, and in the states' server. No
-    method raises for a snapshot's faults; the cache's tally counts them. ``roots``: the folders of
+    method raises for a snapshot's faults; the cache counts them. ``roots``: the folders of
     the search path in order, the toolchain's library among them."""
 
     def __init__(self, cache: SnapshotCache, roots: Sequence[Path]) -> None:
-        self.tally = cache.tally
-        self._cache = cache
+        self.cache = cache
         # Lean may write either: the folder's name, or the target of a link.
         self._roots = [*map(str, roots), *(str(root.resolve()) for root in roots)]
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def holds(self, key: str) -> bool:
         """Returns whether the snapshot is on this machine's disk; takes microseconds."""
-        return self._cache.holds(key)
+        return self.cache.holds(key)
 
     async def fetch(self, key: str, states: States) -> LocalSnapshot | None:
         """Returns the snapshot from this machine's disk, else from the server, else None."""
         # The second request finds on the disk what the first has fetched.
         async with self._turns.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._open, key)
-            if found:
-                self.tally["hits_disk"] += 1
-                return found
-            found = await self._receive(key, states)
-            if found:
-                self.tally["hits_redis"] += 1
-            else:
-                self.tally["misses"] += 1
-            return found
+            return found or await self._receive(key, states)
 
     async def keep(self, key: str, file: Path, states: States) -> None:
         """Takes over Lean's files ``file`` and ``file``.deps, and sends them to the server. A
@@ -104,17 +95,17 @@ class Snapshots:
         if packed is None:
             return
         with contextlib.suppress(QueueError):
-            self.tally["shipped"] += await states.keep_snapshot(key, packed)
+            await states.keep_snapshot(key, packed)
 
     async def damaged(self, key: str, states: States) -> None:
         """Drops a snapshot that Lean could not load, here and in the server."""
-        self.tally["damaged"] += 1
-        await asyncio.to_thread(self._cache.drop, key)
+        self.cache.damaged += 1
+        await asyncio.to_thread(self.cache.drop, key)
         with contextlib.suppress(QueueError):
             await states.drop_snapshot(key)
 
     def _open(self, key: str) -> LocalSnapshot | None:
-        found = self._cache.find(key)
+        found = self.cache.find(key)
         if found is None:
             return None
         path, manifest = found
@@ -126,36 +117,28 @@ class Snapshots:
             return None
 
     async def _receive(self, key: str, states: States) -> LocalSnapshot | None:
-        packed = None
         with contextlib.suppress(QueueError):
             packed = await states.find_snapshot(key)
-        if packed is None:
-            return None
-        try:
-            entered = await asyncio.to_thread(self._unpack, key, packed)
-        except ValueError:
-            await self.damaged(key, states)
-            return None
-        return await asyncio.to_thread(self._open, key) if entered else None
+            try:
+                if packed and await asyncio.to_thread(self._unpack, key, packed):
+                    return await asyncio.to_thread(self._open, key)
+            except ValueError:
+                await self.damaged(key, states)
+        return None
 
     def _unpack(self, key: str, packed: Packed) -> bool:
         """Returns whether the cache could take it; raises ValueError if it is damaged."""
         manifest = Manifest.unpack(packed.manifest)
         local_deps(manifest.deps, self._roots)
-        with self._cache.bringing(manifest.size_bytes) as place:
-            if place is None:
-                return False
-            try:
+        with contextlib.suppress(OSError), self.cache.bringing(manifest.size_bytes) as place:
+            if place is not None:
                 with place.open("xb") as file:
                     for block in decompress(packed.chunks, manifest.size_bytes):
                         file.write(block)
-                digest = hash_file(place)
-            except OSError:
-                self.tally["disk_full"] += 1
-                return False
-            if digest != manifest.digest:
-                raise ValueError("a damaged snapshot")
-            return self._cache.enter(key, place, manifest)
+                if hash_file(place) != manifest.digest:
+                    raise ValueError("a damaged snapshot")
+                return self.cache.enter(key, place, manifest)
+        return False
 
     def _take(self, key: str, file: Path, most: int) -> Packed | None:
         """Puts a snapshot into the cache; returns it packed, or None if it is not to be sent."""
@@ -169,10 +152,10 @@ class Snapshots:
                 chunks = compress(source, manifest.size_bytes, most)
                 return Packed(manifest.pack(), chunks) if chunks else None
         except OSError:
-            self.tally["disk_full"] += 1
+            return None
         except (ValueError, OverflowError, RecursionError):
             # Not what Lean writes.
-            self.tally["damaged"] += 1
+            self.cache.damaged += 1
         finally:
             for each in (file, beside):
                 with contextlib.suppress(OSError):
@@ -191,7 +174,7 @@ class Snapshots:
         return Manifest(size, hash_rest(source), deps)
 
     def _put(self, key: str, file: Path, source: BufferedReader, manifest: Manifest) -> None:
-        with self._cache.bringing(manifest.size_bytes) as place:
+        with contextlib.suppress(OSError), self.cache.bringing(manifest.size_bytes) as place:
             if place is None:
                 return
             try:
@@ -199,13 +182,9 @@ class Snapshots:
             except OSError:
                 # Another disk.
                 source.seek(0)
-                try:
-                    with place.open("xb") as copy:
-                        shutil.copyfileobj(source, copy, _BLOCK_BYTES)
-                except OSError:
-                    self.tally["disk_full"] += 1
-                    return
-            self.tally["saved"] += self._cache.enter(key, place, manifest)
+                with place.open("xb") as copy:
+                    shutil.copyfileobj(source, copy, _BLOCK_BYTES)
+            self.cache.enter(key, place, manifest)
 
 
 def portable_deps(deps: Any, roots: Sequence[str]) -> Any:

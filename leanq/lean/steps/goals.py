@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from leanq.lean.diagnostics import Outcome
 from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
 from leanq.lean.steps.holes import Draft
-from leanq.queue.requests import LEAN_VERDICTS, Sorry
+from leanq.queue.requests import LEAN_VERDICTS, Reply, Sorry
 from leanq.states import States
 
 _FLIPPED: Mapping[Form, Form] = {"term": "tactic", "tactic": "term"}
@@ -25,7 +24,7 @@ class Seen:
 
 async def look(
     holes: tuple[Hole, ...],
-    run: Callable[[Draft], Awaitable[Outcome]],
+    run: Callable[[Draft], Awaitable[Reply]],
     draft_with: Callable[[Mapping[int, Form]], Draft],
 ) -> Seen:
     """Has Lean show the goals of holes, and finds their forms by that.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from leanq.lean.diagnostics import Outcome, is_budget, reason_of
+from leanq.lean.diagnostics import is_budget, reason_of
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
 from leanq.lean.steps.goals import sorry_at
@@ -89,7 +89,7 @@ async def read_move(request: Request, states: States, environment: Environment) 
     return Move(request.state, recipe, given, tactic)
 
 
-def outcome_apart(draft: Draft, outcome: Outcome) -> Outcome:
+def outcome_apart(draft: Draft, outcome: Reply) -> Reply:
     """Returns the verdict on a draft without the messages that goals are left."""
     counted = [message for message in outcome.messages if draft.level(message) is None]
     errors = [message for message in counted if message.severity == "error"]

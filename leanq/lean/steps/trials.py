@@ -18,7 +18,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from leanq.lean.check import Auditor, Compilation
-from leanq.lean.diagnostics import Outcome, noted
+from leanq.lean.diagnostics import noted
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run, Slot, limits_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
@@ -66,7 +66,7 @@ class Trials:
             return ()
         async with self._lean.slot() as slot:
 
-            async def run(draft: Draft) -> Outcome:
+            async def run(draft: Draft) -> Reply:
                 done = await self._prefixes.run(slot, code, draft.text, request, states)
                 return done.outcome
 
@@ -109,9 +109,8 @@ class _Step:
             outcome = outcome_apart(draft, run.outcome)
             left = [m for m in outcome.messages if draft.is_left(m)]
             *outside, _ = draft.left_over(outcome.messages)
-            reply = structs.replace(outcome, messages=move.told(draft, outcome.messages)).reply(
-                cpu_s=run.done.exit.cpu_s, way=run.way
-            )
+            messages, cpu_s = move.told(draft, outcome.messages), run.done.exit.cpu_s
+            reply = structs.replace(outcome, messages=messages, cpu_s=cpu_s, way=run.way)
             if outcome.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
@@ -132,7 +131,7 @@ class _Step:
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
 
-            async def run(draft: Draft) -> Outcome:
+            async def run(draft: Draft) -> Reply:
                 return (await self._try(slot, draft)).outcome
 
             seen = await look(

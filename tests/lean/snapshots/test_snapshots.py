@@ -83,7 +83,6 @@ async def test_snapshot_of_leans_serves_a_machine_with_other_paths(
     await here.keep("k", file, server_states)
     assert sorted(each.name for each in one.scratch.iterdir()) == ["A.lean"]
     assert here.holds("k")
-    assert (here.tally["saved"], here.tally["shipped"]) == (1, 1)
     sent = await server_states.find_snapshot("k")
     assert sent is not None
     assert sent.size_bytes < size / 4
@@ -101,9 +100,8 @@ async def test_snapshot_of_leans_serves_a_machine_with_other_paths(
     more = "theorem u (p : Prop) (h : p) : p := t p h\n#check u\n"
     said = lean(other, two.scratch, "B.lean", text + more, "--incr-load=snapshot")
     assert b"u (p : Prop)" in said
-    assert two.snapshots.tally["hits_redis"] == 1
+    await server_states.drop_snapshot("k")
     assert await two.snapshots.fetch("k", server_states)
-    assert two.snapshots.tally["hits_disk"] == 1
 
 
 # Damage
@@ -117,12 +115,11 @@ async def test_damaged_file_is_fetched_again(one: Machine, shelf: Shelf) -> None
         opened.seek(5000)
         opened.write(b"!")
     assert await one.content("k", shelf) == content()
-    assert one.cache.tally["damaged"] == 1
+    assert one.cache.damaged == 1
     file.chmod(0o644)
     os.truncate(file, 100)
     assert await one.content("k", shelf) == content()
-    assert one.cache.tally["damaged"] == 2
-    assert one.cache.tally["hits_redis"] == 2
+    assert one.cache.damaged == 2
 
 
 async def test_damage_is_found_by_a_process_that_comes_later(one: Machine, shelf: Shelf) -> None:
@@ -136,7 +133,7 @@ async def test_damage_is_found_by_a_process_that_comes_later(one: Machine, shelf
     shelf.held.clear()
     later = Machine(one.folder)
     assert await later.content("k", shelf) is None
-    assert later.cache.tally["damaged"] == 1
+    assert later.cache.damaged == 1
     assert not later.snapshots.holds("k")
 
 
@@ -159,7 +156,7 @@ async def test_half_an_entry_is_none(one: Machine, shelf: Shelf, part: str) -> N
     shelf.held.clear()
     one.files()[0].with_name(part).unlink()
     assert await one.content("k", shelf) is None
-    assert one.cache.tally["damaged"] == 1
+    assert one.cache.damaged == 1
     await one.keep("k", content(), shelf)
     assert await one.content("k", shelf) == content()
 
@@ -194,7 +191,7 @@ async def test_damage_on_the_way(one: Machine, two: Machine, shelf: Shelf, damag
     await one.keep("k", content(), shelf)
     shelf.held["k"] = DAMAGE[damage](shelf.held["k"])
     assert await two.content("k", shelf) is None
-    assert two.cache.tally["damaged"] == 1
+    assert two.cache.damaged == 1
     assert (shelf.held, two.files()) == ({}, [])
 
 
@@ -216,7 +213,7 @@ def test_manifest_of_another_version_or_beyond_measure() -> None:
 async def test_what_lean_cannot_load_is_dropped_everywhere(one: Machine, shelf: Shelf) -> None:
     await one.keep("k", content(), shelf)
     await one.snapshots.damaged("k", shelf)
-    assert (shelf.held, one.files(), one.cache.tally["damaged"]) == ({}, [], 1)
+    assert (shelf.held, one.files(), one.cache.damaged) == ({}, [], 1)
     assert not one.snapshots.holds("k")
 
 
@@ -243,7 +240,7 @@ async def test_what_lean_did_not_write_is_not_kept(one: Machine, shelf: Shelf, w
             file.unlink()
             file.hardlink_to(secret)
     await one.snapshots.keep("k", file, shelf)
-    assert (one.files(), shelf.held, one.cache.tally["damaged"]) == ([], {}, 1)
+    assert (one.files(), shelf.held, one.cache.damaged) == ([], {}, 1)
     assert list(one.scratch.iterdir()) == []
     assert secret.read_bytes() == b"secret"
 
@@ -263,7 +260,7 @@ async def test_nothing_is_packed_where_nothing_is_kept(
 ) -> None:
     monkeypatch.setattr("leanq.lean.snapshots.store.compress", None)
     await one.snapshots.keep("k", one.write(content()), MemoryStates())
-    assert one.cache.tally["saved"] == 1
+    assert one.snapshots.holds("k")
 
 
 class Away(Shelf):
@@ -286,12 +283,10 @@ async def test_without_a_server_the_disk_serves(one: Machine) -> None:
     assert await one.content("k", away) == content()
     await one.snapshots.damaged("k", away)
     assert await one.content("k", away) is None
-    tally = one.cache.tally
-    assert (tally["misses"], tally["saved"], tally["shipped"], tally["hits_disk"]) == (2, 1, 0, 1)
 
 
 async def test_who_asks_at_once_fetches_once(one: Machine, two: Machine, shelf: Shelf) -> None:
     await one.keep("k", content(), shelf)
     found = await asyncio.gather(*(two.content("k", shelf) for _ in range(5)))
     assert found == [content()] * 5
-    assert (two.cache.tally["hits_redis"], two.cache.tally["hits_disk"]) == (1, 4)
+    assert shelf.asked == ["k"]
