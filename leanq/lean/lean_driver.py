@@ -28,11 +28,11 @@ from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.steps.holes import is_genuine
-from leanq.lean.steps.moves import other_environment
+from leanq.lean.steps.moves import other_environment, read_move
 from leanq.lean.steps.trials import Trials
 from leanq.lean.syntax import split_header
 from leanq.lean.targets import Targets
-from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request
+from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request, Sorry
 from leanq.queue.settings import Settings
 from leanq.queue.shard import backoff_s
 from leanq.states import MemoryStates, States
@@ -68,14 +68,9 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Opened:
+class Opened(Trials):
     """All of one opening of the environment. ``whole``: headers that lack nothing."""
 
-    lean: Lean
-    auditor: Auditor
-    prefixes: Prefixes
-    targets: Targets
-    trials: Trials
     libraries: tuple[str, ...]
     whole: set[str] = field(default_factory=set, kw_only=True)
 
@@ -253,13 +248,16 @@ class LeanDriver:
         reply = await check(opened.lean, opened.auditor, request, request.code)
         if reply.verdict != "incomplete":
             return reply
+        return await self._with_sorries(reply, lambda: opened.sorries(request, self._states))
+
+    async def _with_sorries(
+        self, reply: Reply, sorries: Callable[[], Awaitable[tuple[Sorry, ...]]]
+    ) -> Reply:
+        """Adds the sorries of an incomplete text, whose states are kept with that."""
         try:
-            sorries = await self._until_available(
-                lambda: opened.trials.sorries(request, self._states)
-            )
+            return replace(reply, sorries=await self._until_available(sorries))
         except QueueFullError as error:
             return noted(reply, f"its states were not kept: {error}")
-        return replace(reply, sorries=sorries)
 
     async def _verify(self, request: Request) -> Reply:
         opened = self.opened
@@ -267,7 +265,14 @@ class LeanDriver:
         return await check(opened.lean, opened.auditor, request, request.code, target=target)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._until_available(lambda: self.opened.trials.step(request, self._states))
+        return await self._until_available(lambda: self._stepped(request))
+
+    async def _stepped(self, request: Request) -> Reply:
+        opened = self.opened
+        move = await read_move(request, self._states, opened.lean.environment)
+        if isinstance(move, Reply):
+            return move
+        return await opened.step(move, request, self._states)
 
     async def _export(self, request: Request) -> Reply:
         records = await self._until_available(lambda: self._states.recall(request.state))
@@ -321,8 +326,7 @@ class LeanDriver:
         )
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self.prefixes)
         targets = Targets(lean, self.cache)
-        trials = Trials(lean, auditor, prefixes, targets)
-        return Opened(lean, auditor, prefixes, targets, trials, environment.libraries())
+        return Opened(lean, auditor, prefixes, targets, environment.libraries())
 
     async def _notice_changes(self, *, at_once: bool = False) -> bool:
         """Takes a new fingerprint if the environment's files have changed; returns whether they

@@ -83,25 +83,20 @@ class Prefixes:
         return self.snapshots is not None and self.snapshots.holds(key)
 
     async def run(
-        self,
-        slot: Slot,
-        source: str,
-        code: str,
-        request: Request,
-        states: States,
-        *,
-        compile_: bool = False,
+        self, slot: Slot, source: str, code: str, request: Request, states: States
     ) -> Run:
         """Runs ``code``, which differs from ``source`` in its holes alone. It uses the source's
-        snapshot if there is one; Lean's messages do not depend on it. ``compile_``: whether to
-        compile the code, if it has to be elaborated from the start."""
+        snapshot if there is one; Lean's messages do not depend on it."""
         key = snapshot_key(self._fingerprint, text_hash(source))
         limits, snapshots = limits_of(request), self.snapshots
         seen = self._seen.setdefault(key, _Seen())
         seen.count += 1
-        if run := await self._continued(key, source, code, limits):
-            self._consider(key, source, seen, states)
-            return replace(run, way="warm")
+        standing = self._standing
+        if standing and (done := await standing.run(key, source, code, limits)):
+            run = await read_run(done, limits, compiled=True)
+            if run.outcome.verdict not in _DOUBTFUL:
+                self._consider(key, source, seen, states)
+                return replace(run, way="warm")
         warm, damaged = self._on_disk(key), self._damaged(states)
         snapshot = await snapshots.fetch(key, states) if snapshots else None
         if snapshot:
@@ -110,33 +105,18 @@ class Prefixes:
             )
             if run.outcome.verdict not in _DOUBTFUL:
                 return replace(run, way="warm" if warm else "cold")
-        run = await self._lean.run(slot, code, limits, options=_OPTIONS, compile_=compile_)
+        run = await self._lean.run(slot, code, limits, options=_OPTIONS, compile_=False)
         seen.replay_s = run.done.exit.cpu_s
-        await self._expect(key, source, code, limits, run)
+        rules, is_sound = self._rules, run.outcome.verdict not in _DOUBTFUL
+        is_worth_it = seen.count >= rules.stand_after and seen.replay_s >= rules.stand_from_s
+        if standing and is_worth_it and is_sound and not run.done.exit.stopped:
+            command = self._lean.command(_OPTIONS)
+            await standing.expect(key, source, code, command, run.done, limits)
         self._consider(key, source, seen, states)
-        if snapshots and snapshot and run.outcome.verdict not in _DOUBTFUL:
+        if snapshots and snapshot and is_sound:
             await snapshots.damaged(key, states)
         failed = snapshot is not None or self._damaged(states) > damaged
         return replace(run, way="failed" if failed else "replayed")
-
-    async def _continued(self, key: str, source: str, code: str, limits: Limits) -> Run | None:
-        """Runs behind the prefix of the source, if a process stands there."""
-        if self._standing is None:
-            return None
-        done = await self._standing.run(key, source, code, limits)
-        if done is None:
-            return None
-        run = await read_run(done, limits, compiled=True)
-        return None if run.outcome.verdict in _DOUBTFUL else run
-
-    async def _expect(self, key: str, source: str, code: str, limits: Limits, run: Run) -> None:
-        """Puts a process behind the prefix of a run's text, if that is worth it."""
-        if self._standing is None or run.done.exit.stopped or run.outcome.verdict in _DOUBTFUL:
-            return
-        rules, seen = self._rules, self._seen.get(key, _Seen())
-        if seen.count >= rules.stand_after and seen.replay_s >= rules.stand_from_s:
-            command = self._lean.command(_OPTIONS)
-            await self._standing.expect(key, source, code, command, run.done, limits)
 
     def _damaged(self, states: States) -> int:
         here = self.snapshots.cache.damaged if self.snapshots else 0

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 from cachetools import LRUCache
@@ -85,7 +86,7 @@ class Targets:
         self._kept: LRUCache[str, _Compiled] = LRUCache(
             _KEPT_BYTES, lambda kept: min(sum(map(len, kept.file)), _KEPT_BYTES)
         )
-        self._compiling: dict[str, asyncio.Lock] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._found: dict[tuple[str, ...], tuple[Name, Path]] = {}
 
     async def of_request(self, request: Request) -> Target:
@@ -123,21 +124,16 @@ class Targets:
         environment = self._lean.environment
         parts = (_VERSION, environment.fingerprint, *environment.options, "", *options, "", text)
         key = text_hash("\0".join(parts)).hex()
-        lock = self._compiling.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                if key not in self._kept:
-                    found = await asyncio.to_thread(self._load, key)
-                    if found is None:
-                        found = await self._compile(text, request, options)
-                        # The fingerprint is that of the files as they were found.
-                        if not await asyncio.to_thread(environment.changed):
-                            await asyncio.to_thread(self._save, key, found)
-                    self._kept[key] = found
-                return self._kept[key]
-        finally:
-            if not lock.locked():
-                self._compiling.pop(key, None)
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            if key not in self._kept:
+                found = await asyncio.to_thread(self._load, key)
+                if found is None:
+                    found = await self._compile(text, request, options)
+                    # The fingerprint is that of the files as they were found.
+                    if not await asyncio.to_thread(environment.changed):
+                        await asyncio.to_thread(self._save, key, found)
+                self._kept[key] = found
+            return self._kept[key]
 
     async def _compile(self, text: str, request: Request, options: Sequence[str]) -> _Compiled:
         ended = Ended.of(text)

@@ -6,9 +6,9 @@ forge its output. So the REPL rejects and shows goals, and each candidate's own 
 accepts::
 
     protocol.py   commands and answers, and how an answer is found in what was printed
-    session.py    one process: limits, the header it has elaborated, the states it holds
+    session.py    one process: limits, the header it has elaborated, the states it holds, and
+                  what it says of a text: the verdict, and the goals in its holes
     sessions.py   the processes of a worker: whom a request gets, spares, recycling
-    checks.py     what a process says of a text: the verdict, and the goals in its holes
     program.py    the command that starts the REPL
     steps.py      a tactic on a live state
     driver.py     the operations

@@ -17,14 +17,13 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from leanq.errors import QueueFullError, ReplError
-from leanq.lean.diagnostics import Printed, noted
+from leanq.errors import ReplError
+from leanq.lean.diagnostics import Printed
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import opened_at, see, whole_outcome
 from leanq.lean.repl.program import find_repl
-from leanq.lean.repl.session import Recycling, Session, TimedOutError
+from leanq.lean.repl.session import Recycling, Session, TimedOutError, opened_at
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.repl.steps import LiveStep
 from leanq.lean.steps.goals import keep_opened
@@ -93,9 +92,6 @@ class ReplDriver(LeanDriver):
             reply = await super()._check(request)
         return _with_infotree(reply, tree) if request.infotree else reply
 
-    async def _step(self, request: Request) -> Reply:
-        return await self._until_available(lambda: self._stepped(self.kept, request))
-
     async def _elaborated(
         self, kept: _Kept, session: Session, request: Request, header: Header
     ) -> Reply | None:
@@ -105,26 +101,24 @@ class ReplDriver(LeanDriver):
             answer = await session.elaborate(code, header, limits, request.infotree)
         except TimedOutError as error:
             return error.reply
-        reply = replace(whole_outcome(answer, session, header), infotree=answer.infotree)
+        reply = replace(session.whole(answer, header), infotree=answer.infotree)
         if reply.verdict != "incomplete":
             return reply
         # A text can silence the warning that it has holes.
         if answer.sorries and not Printed(answer.messages).sorry and request.audit:
             return None
-        seen = await see(session, code, header, answer, limits)
+        seen = await session.see(code, header, answer, limits)
         fingerprint = kept.environment.fingerprint
-        try:
-            sorries = await self._until_available(
-                lambda: keep_opened(code, seen, fingerprint, self._states)
-            )
-        except QueueFullError as error:
-            return noted(reply, f"its states were not kept: {error}")
+        reply = await self._with_sorries(
+            reply, lambda: keep_opened(code, seen, fingerprint, self._states)
+        )
         for number, opened in opened_at(seen.holes, code, answer.sorries).items():
-            if state := sorries[number].state:
+            if reply.sorries and (state := reply.sorries[number].state):
                 session.hold(state, opened)
-        return replace(reply, sorries=sorries)
+        return reply
 
-    async def _stepped(self, kept: _Kept, request: Request) -> Reply:
+    async def _stepped(self, request: Request) -> Reply:
+        kept = self.kept
         move = await read_move(request, self._states, kept.environment)
         if isinstance(move, Reply):
             return move
@@ -143,7 +137,7 @@ class ReplDriver(LeanDriver):
             return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
 
         reply = await self._by_repl(kept, header, move.state, texts, work)
-        return reply or await kept.trials.run(move, request, self._states)
+        return reply or await kept.step(move, request, self._states)
 
     async def _by_repl(
         self, kept: _Kept, header: Header, state: str, texts: Iterable[str], work: _Work

@@ -1,17 +1,22 @@
-"""One process of the REPL, for one request at a time."""
+"""One process of the REPL, for one request at a time, and what it says of a text: Lean's verdict,
+and the goals in the text's holes."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from msgspec import structs
+
 from leanq.errors import ReplError, SandboxError
-from leanq.lean.diagnostics import Found, Printed, classify_end, signal_name
+from leanq.lean.diagnostics import Printed, classify_end, classify_printed, signal_name
+from leanq.lean.recipes import Hole
 from leanq.lean.repl.protocol import (
     Answer,
     Command,
@@ -25,8 +30,10 @@ from leanq.lean.repl.protocol import (
     run_tactic,
 )
 from leanq.lean.sandbox.sandbox import Limits, Process, Sandbox, Usage
-from leanq.lean.syntax import Header, header_statements
-from leanq.queue.requests import Infotree, Reply
+from leanq.lean.steps.goals import Seen, look
+from leanq.lean.steps.holes import Draft, are_plain, draft_probe, find_holes
+from leanq.lean.syntax import Header, header_statements, place_of
+from leanq.queue.requests import Infotree, Message, Reply
 from leanq.queue.tasks import run_apart
 
 # Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
@@ -59,6 +66,21 @@ class Recycling:
     memory_bytes: int
     requests: int
     age_s: float
+
+
+def outcome_of(answer: Elaborated) -> Reply:
+    """Returns Lean's verdict on a text before any audit, without messages about its header."""
+    return classify_printed(Printed(answer.messages), open_goals=bool(answer.sorries))
+
+
+def opened_at(
+    holes: Sequence[Hole], code: str, sorries: Sequence[OpenGoal]
+) -> Mapping[int, OpenGoal]:
+    """Returns the goal that was met in each hole, by its number, if there was exactly one."""
+    met = Counter(each.at for each in sorries)
+    by_place = {each.at: each for each in sorries if met[each.at] == 1}
+    places = ((number, place_of(code, hole.offset)) for number, hole in enumerate(holes))
+    return {number: by_place[place] for number, place in places if place in by_place}
 
 
 @lru_cache(256)
@@ -130,9 +152,33 @@ class Session:
     def headers(self) -> Collection[str]:
         return self._imported.keys()
 
-    def notes(self, header: Header) -> tuple[Found, ...]:
-        """Returns Lean's messages about a loaded header, with places in its key."""
-        return self._imported[header_key(header)].messages
+    def whole(self, answer: Elaborated, header: Header) -> Reply:
+        """Returns Lean's verdict on a text, with the messages about its header first."""
+        lines = [place_of(header.text, start) for _, start in header_statements(header)]
+        notes: list[Message] = []
+        for note, _ in self._imported[header_key(header)].messages:
+            # With blanks and comments between the words, columns are a little off.
+            line, column = lines[note.line - 1] if 0 < note.line <= len(lines) else (1, 0)
+            column += note.column
+            notes.append(
+                structs.replace(note, line=line, column=column, end_line=None, end_column=None)
+            )
+        reply = outcome_of(answer)
+        return structs.replace(reply, messages=(*notes, *reply.messages))
+
+    async def see(self, code: str, header: Header, answer: Elaborated, limits: Limits) -> Seen:
+        """Returns the holes of an elaborated text. The REPL says which goals it has met where, and
+        not what can stand there. If the text does not tell either, the REPL is asked once more with
+        empty blocks in the holes. Errors as of :meth:`ask`."""
+        holes = find_holes(code)
+        opened = opened_at(holes, code, answer.sorries)
+        if len(opened) == len(holes) and are_plain(code, holes):
+            return Seen(holes, {number: each.goal for number, each in opened.items()})
+
+        async def run(draft: Draft) -> Reply:
+            return outcome_of(await self.elaborate(draft.text, header, limits))
+
+        return await look(holes, run, lambda forms: draft_probe(code, holes, forms))
 
     async def load(self, header: Header) -> bool:
         """Elaborates a header, unless it has; returns whether Lean finds no error in it, or else it

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from leanq.lean.diagnostics import Printed, classify_printed, is_budget, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
-from leanq.lean.repl.checks import opened_at, outcome_of, whole_outcome
 from leanq.lean.repl.protocol import OpenGoal, Refused, Stepped
-from leanq.lean.repl.session import Session, TimedOutError
+from leanq.lean.repl.session import Session, TimedOutError, opened_at, outcome_of
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import Draft, are_plain, draft_trial
@@ -117,7 +116,7 @@ class LiveStep:
 
     async def _whole(self, draft: Draft) -> Reply:
         answer = await self.session.elaborate(draft.text, self.header, self.limits)
-        return whole_outcome(answer, self.session, self.header)
+        return self.session.whole(answer, self.header)
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
         text, line, column = answer.reason, 1, 0

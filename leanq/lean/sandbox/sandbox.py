@@ -64,12 +64,8 @@ __import__(sys.argv[2], fromlist=["main"]).main()
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """The start of a program; two that are equal do the same with the same input."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
+_Program = tuple[list[str], dict[str, str]]
+"""The arguments and the variables of a program."""
 
 
 @dataclass(eq=False)
@@ -176,7 +172,7 @@ class Sandbox:
         """Starts a program that is spoken to while it runs. ``argv[0]`` is a path. Raises
         SandboxError if it cannot be started, another one still runs, or the supervisor has died."""
         await self._dismiss()
-        process = self._launch(_Program(tuple(argv), env), limits, dialogue=True)
+        process = self._launch((list(argv), dict(env)), limits, dialogue=True)
         try:
             await process.started()
         except asyncio.CancelledError:
@@ -189,7 +185,7 @@ class Sandbox:
         """Starts a program ahead of its input, for a :meth:`run` of just this one. Trust it until
         it has read its input: it waits without limits, and its start does not count. Raises
         SandboxError as :meth:`start`."""
-        program = _Program(tuple(argv), dict(env))
+        program = list(argv), dict(env)
         self._launch(program, None)
         self._prepared = program
 
@@ -203,7 +199,7 @@ class Sandbox:
     ) -> Finished:
         """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`. A
         cancellation waits until the program has ended; the sandbox can be used again."""
-        program = _Program(tuple(argv), env)
+        program = list(argv), dict(env)
         spare = self._process
         if self._prepared == program and spare is not None and not spare.ended:
             self._prepared = None
@@ -268,9 +264,10 @@ class Sandbox:
             raise SandboxError("the supervisor of this sandbox has died")
         if self._process is not None and not self._process.ended:
             raise SandboxError("the sandbox runs a program already")
+        argv, env = program
         order = {
-            "argv": program.argv,
-            "env": dict(program.env),
+            "argv": argv,
+            "env": env,
             "limits": limits and limits.measured(),
             "report": dialogue,
         }
@@ -283,7 +280,7 @@ class Sandbox:
         try:
             self._tell({"start": order}, theirs)
         except OSError as error:  # larger than a packet may be
-            process.on_end(SandboxError(f"cannot start {program.argv[0]}: {error.strerror}"))
+            process.on_end(SandboxError(f"cannot start {argv[0]}: {error.strerror}"))
         finally:
             for fd in theirs:
                 os.close(fd)

@@ -120,7 +120,7 @@ class Snapshots:
         with contextlib.suppress(QueueError):
             packed = await states.find_snapshot(key)
             try:
-                if packed and await asyncio.to_thread(self._unpack, key, packed):
+                if packed is not None and await asyncio.to_thread(self._unpack, key, packed):
                     return await asyncio.to_thread(self._open, key)
             except ValueError:
                 await self.damaged(key, states)

@@ -25,7 +25,7 @@ from msgspec import structs
 
 from leanq.errors import InvalidRequestError
 from leanq.lean.recipes import Form, Hole, Recipe, Tactic
-from leanq.lean.syntax import Token, split_header, tokens
+from leanq.lean.syntax import Token, place_of, split_header, tokens
 from leanq.queue.requests import Message
 
 _SORRY = "sorry"
@@ -163,9 +163,7 @@ def is_genuine(recipe: Recipe) -> bool:
 
 
 def _at(text: str, offset: int, why: str) -> Message:
-    line_start = text.rfind("\n", 0, offset) + 1
-    line = text.count("\n", 0, offset) + 1
-    return Message("error", line, offset - line_start, f"leanq: {why} in its hole")
+    return Message("error", *place_of(text, offset), f"leanq: {why} in its hole")
 
 
 @dataclass(frozen=True, slots=True)

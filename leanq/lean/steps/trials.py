@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -24,7 +24,7 @@ from leanq.lean.process import Lean, Run, Slot, limits_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
+from leanq.lean.steps.moves import Move, left_open, outcome_apart
 from leanq.lean.targets import Targets, named_as_in_source
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
@@ -43,14 +43,14 @@ _NAMED_GOAL = re.compile(r"\?(?!_(?:[\s,;:()\[\]{}⟨⟩]|\Z))")
 _HIDDEN = re.compile(r"(?:^|\(|[^\w)}'\"] |\[mdata [^?]*)\?[\w.]+ ", re.MULTILINE)
 
 
+@dataclass(frozen=True)
 class Trials:
     """Goals and steps in one environment."""
 
-    def __init__(self, lean: Lean, auditor: Auditor, prefixes: Prefixes, targets: Targets) -> None:
-        self._lean = lean
-        self._auditor = auditor
-        self._prefixes = prefixes
-        self._targets = targets
+    lean: Lean
+    auditor: Auditor
+    prefixes: Prefixes
+    targets: Targets
 
     async def sorries(self, request: Request, states: States) -> tuple[Sorry, ...]:
         """Returns every ``sorry`` of a checked text, with its goal and its state.
@@ -64,47 +64,39 @@ class Trials:
         holes = await asyncio.to_thread(find_holes, code)
         if not holes:
             return ()
-        async with self._lean.slot() as slot:
+        async with self.lean.slot() as slot:
 
             async def run(draft: Draft) -> Reply:
-                done = await self._prefixes.run(slot, code, draft.text, request, states)
+                done = await self.prefixes.run(slot, code, draft.text, request, states)
                 return done.outcome
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
-        return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
+        return await keep_opened(code, seen, self.lean.environment.fingerprint, states)
 
-    async def step(self, request: Request, states: States) -> Reply:
-        """Tries a tactic on a state.
+    async def step(self, move: Move, request: Request, states: States) -> Reply:
+        """Tries the tactic of a request on a state.
 
         Raises:
             QueueFullError: there is no room to keep the next state.
         """
-        move = await read_move(request, states, self._lean.environment)
-        if isinstance(move, Reply):
-            return move
-        return await self.run(move, request, states)
-
-    async def run(self, move: Move, request: Request, states: States) -> Reply:
-        """Tries the tactic of a request that has been read."""
         reply = await _Step(self, move, request, states).run()
-        warm = self._prefixes.holds(move.recipe.snapshot_key)
-        return structs.replace(reply, fingerprint=self._lean.environment.fingerprint, warm=warm)
+        warm = self.prefixes.holds(move.recipe.snapshot_key)
+        return structs.replace(reply, fingerprint=self.lean.environment.fingerprint, warm=warm)
 
 
+@dataclass(frozen=True)
 class _Step:
     """One tactic on one state."""
 
-    def __init__(self, trials: Trials, move: Move, request: Request, states: States) -> None:
-        self._lean, self._prefixes = trials._lean, trials._prefixes
-        self._auditor, self._targets = trials._auditor, trials._targets
-        self._move = move
-        self._request = request
-        self._states = states
+    trials: Trials
+    move: Move
+    request: Request
+    states: States
 
     async def run(self) -> Reply:
-        move = self._move
+        move = self.move
         draft = draft_trial(move.recipe, move.tactic)
-        async with self._lean.slot() as slot:
+        async with self.trials.lean.slot() as slot:
             run = await self._try(slot, draft)
             outcome = outcome_apart(draft, run.outcome)
             left = [m for m in outcome.messages if draft.is_left(m)]
@@ -118,16 +110,14 @@ class _Step:
                 return await self._go_on(slot, left_open(reply), goals)
         return await self._close(reply, outside)
 
-    async def _try(self, slot: Slot, draft: Draft, *, compile_: bool = False) -> Run:
-        code = self._move.recipe.source.code
-        return await self._prefixes.run(
-            slot, code, draft.text, self._request, self._states, compile_=compile_
-        )
+    async def _try(self, slot: Slot, draft: Draft) -> Run:
+        code, prefixes = self.move.recipe.source.code, self.trials.prefixes
+        return await prefixes.run(slot, code, draft.text, self.request, self.states)
 
     async def _go_on(self, slot: Slot, reply: Reply, goals: tuple[str, ...]) -> Reply:
         """Returns the next state: the goals that are left, else the first hole of the tactic
         itself."""
-        move, tactic = self._move, self._move.tactic
+        move, tactic = self.move, self.move.tactic
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
 
@@ -141,74 +131,71 @@ class _Step:
             # Others would refuse a deeper one.
             numbers = seen.goals if move.recipe.levels < MAX_LEVELS else ()
             opened = await asyncio.to_thread(move.opened, tactic, numbers)
-            await self._states.keep(dict(opened.values()))
+            await self.states.keep(dict(opened.values()))
             sorries = sorries_of(tactic.text, seen, opened)
+        state: str | None
         if goals:
             state, record = record_after(move.state, tactic)
-            await self._states.keep({state: record})
-            return structs.replace(reply, state=state, goals=goals, sorries=move.placed(sorries))
-        first = next((sorry for sorry in sorries if sorry.state), Sorry(1, 0))
-        goals = () if first.goal is None else (first.goal,)
-        return structs.replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
+            await self.states.keep({state: record})
+        else:
+            first = next((sorry for sorry in sorries if sorry.state), Sorry(1, 0))
+            state, goals = first.state, () if first.goal is None else (first.goal,)
+        return structs.replace(reply, state=state, goals=goals, sorries=move.placed(sorries))
 
     async def _program(self) -> str | None:
         """Returns the part of the source or of the tactics that runs programs, which could find the
         stand-in and prove by it."""
-        recipe = self._move.recipe
-        tactics = [tactic.text for tactic in (*recipe.tactics, self._move.tactic)]
-        return await self._auditor.runs_programs("\n".join([recipe.source.code, *tactics]))
+        recipe = self.move.recipe
+        tactics = [tactic.text for tactic in (*recipe.tactics, self.move.tactic)]
+        return await self.trials.auditor.runs_programs("\n".join([recipe.source.code, *tactics]))
 
     async def _without_tactic(self, stand_in: str) -> tuple[Draft, Draft]:
         """Drafts the text with the tactic's own hole open, and a stand-in for all others; and the
         same with a tactic that shows the hole's goals."""
-        recipe, unfilled = self._move.recipe, Tactic(_UNFILLED)
+        recipe, unfilled = self.move.recipe, Tactic(_UNFILLED)
         draft = draft_trial(recipe, unfilled)
         outside: Sequence[int] = ()
         if recipe.tactics:
             # The tactic may have closed all of these goals.
-            async with self._lean.slot() as slot:
+            async with self.trials.lean.slot() as slot:
                 run = await self._try(slot, draft)
             *outside, others = draft.left_over(run.outcome.messages)
             unfilled = Tactic("\n;\n".join([_UNFILLED] * (1 + others)))
-        opened, shown = (
-            draft_trial(recipe, tactic, stand_in=stand_in, outside=outside)
-            for tactic in (unfilled, Tactic("skip"))
-        )
-        return opened, shown
+        opened = draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside)
+        return opened, draft_trial(recipe, Tactic("skip"), stand_in=stand_in, outside=outside)
 
     async def _unseen(self, draft: Draft, stand_in: str) -> list[str]:
         """Returns the ends of the names of those stand-ins that no tactic in the hole can see.
 
         Lean's view of the hole's goals is whole and has none of them, and the tactic names no goal.
         """
-        move = self._move
+        move = self.move
         if _OPTION.search(draft.text) or _NAMED_GOAL.search(move.tactic.text):
             return []
-        limits = limits_of(self._request)
-        async with self._lean.slot() as slot:
-            run = await self._lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
+        limits = limits_of(self.request)
+        async with self.trials.lean.slot() as slot:
+            run = await self.trials.lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
         outcome = outcome_apart(draft, run.outcome)
         goals = "".join(m.text for m in outcome.messages if draft.is_left(m))
         if outcome.verdict != "incomplete" or not goals or _HIDDEN.search(goals):
             return []
-        unseen = [name for name in draft.stand_ins if name not in goals]
-        return [name.removeprefix(stand_in) for name in unseen]
+        return [name.removeprefix(stand_in) for name in draft.stand_ins if name not in goals]
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left. Verifies the whole text against its source, so that the tactics have
         changed nothing but the contents of the holes."""
         started = time.monotonic()
-        move = self._move
+        move = self.move
         # No library search offers such a name, and no tactic can know it.
         others = not move.is_whole or any(outside)
         stand_in = f"_leanq_{secrets.token_hex(8)}_" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
-        allowed = (*self._request.allow_axioms, *draft.stand_ins)
-        trusted = self._request.trust_programs or not stand_in
+        allowed = (*self.request.allow_axioms, *draft.stand_ins)
+        trusted = self.request.trust_programs or not stand_in
         word = None if trusted else await self._program()
         if word is not None:
             return _unverified(reply, word)
-        request = structs.replace(self._request, allow_axioms=allowed)
+        request = structs.replace(self.request, allow_axioms=allowed)
         source = move.recipe.source.code
         stand_ins: tuple[str, ...] = ()
         shown: Draft | None = None
@@ -217,20 +204,20 @@ class _Step:
             stand_ins = (f"_leanq_{move.state[:16]}_", stand_in)
             opened, shown = await self._without_tactic(stand_ins[0])
             stated = opened.text
-        target, salt = await self._targets.of_source(source, draft.text, self._request, stated)
+        target, salt = await self.trials.targets.of_source(source, draft.text, self.request, stated)
         target = replace(target, stand_ins=stand_ins)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
 
-        compilation = Compilation(self._lean, request, text, target=target, options=options)
-        async with self._lean.slot() as slot:
+        compilation = Compilation(self.trials.lean, request, text, target=target, options=options)
+        async with self.trials.lean.slot() as slot:
             compiled = await compilation.compile(slot)
-        checked = await compilation.judge(self._auditor, compiled)
+        checked = await compilation.judge(self.trials.auditor, compiled)
         if shown and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
             # Recursion moves variables, and what other holes are about can depend on the tactic.
             unseen = await self._unseen(shown, stand_ins[0])
             if unseen:
                 target = replace(target, unseen=unseen)
-                checked = await compilation.judge(self._auditor, compiled, target)
+                checked = await compilation.judge(self.trials.auditor, compiled, target)
         checked = structs.replace(checked, theorems=())
         return structs.replace(
             move.closed(draft, checked),

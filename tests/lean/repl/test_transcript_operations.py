@@ -86,7 +86,7 @@ async def test_operations(
         pytest.skip(f"{name} is not in {TRANSCRIPTS}")
     know = ["--know", str(TRANSCRIPTS), "--only", name]
     driver = await site.standin(*know, trust_steps=trust)
-    monkeypatch.setattr(type(driver.opened.trials), "run", Trials().run)
+    monkeypatch.setattr(type(driver.opened), "step", Trials().run)
     states: list[str] = []
     for row in TABLE[name]:
         if isinstance(row, Check):
