@@ -175,8 +175,7 @@ class Compilation:
     async def _run(self, slot: Slot, text: str) -> Reply:
         options, fingerprint = (*self.options, *self._notes), self.lean.environment.fingerprint
         run = await self.lean.run(slot, text, limits_of(self.request), options=options)
-        cpu_s = run.done.exit.cpu_s
-        return replace(run.outcome, fingerprint=fingerprint, cpu_s=cpu_s, spent=run.spent)
+        return replace(run.outcome, fingerprint=fingerprint, spent=run.spent)
 
     async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
         """Returns the final verdict on the result of :meth:`compile`, perhaps for another

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from leanq.errors import SandboxError, ToolchainError
 from leanq.lean.diagnostics import Printed, classify, unknown_imports
 from leanq.lean.environment import Environment
@@ -50,28 +52,20 @@ _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of Lean on a text within limits. ``begun_s``: the time that it took to begin;
-    ``imported_s``: the time that it then took to import, if it says so."""
+    """One run of Lean on a text within limits. ``spent``: how Lean began, for the reply."""
 
     done: Finished
     limits: Limits
     printed: Printed
     compiled: bool
     way: Way = "replayed"
-    begun_s: float = 0.0
-    is_forked: bool | None = None
-    imported_s: float = 0.0
-
-    @property
-    def spent(self) -> Spent:
-        """How Lean began, for the reply."""
-        begun_us, imported_us = round(self.begun_s * 1e6), round(self.imported_s * 1e6)
-        return Spent(begun_us=begun_us, is_forked=self.is_forked, imported_us=imported_us)
+    spent: Spent | None = None
 
     @property
     def outcome(self) -> Reply:
         """Lean's answer before any audit."""
-        return classify(self.printed, self.done, self.limits, compiled=self.compiled)
+        reply = classify(self.printed, self.done, self.limits, compiled=self.compiled)
+        return structs.replace(reply, cpu_s=self.done.exit.cpu_s)
 
     @property
     def died(self) -> bool:
@@ -222,27 +216,29 @@ class Lean:
     ) -> Run:
         asked_s = time.monotonic()
         args = [*options, *(_COMPILE if compile_ else ())]
+        can_fork = load is None and not any(each.startswith(_NOT_FORKED) for each in args)
         done: Finished | None = None
-        lost: Finished | None = None
-        if load is None and not any(each.startswith(_NOT_FORKED) for each in args):
+        lost_s = imported_s = 0.0
+        if can_fork:
             done = await self._forked(slot, code, limits, args)
             if done is not None and _is_doubtful(done.exit):
-                done, lost = None, done
-        is_forked, imported_s = done is not None, 0.0
+                done, lost_s = None, done.exit.cpu_s
+        is_forked = done is not None
         if done is None:
-            timed = () if load or any(each.startswith(_NOT_FORKED) for each in args) else _TIMED
+            timed = _TIMED if can_fork else ()
             done = await self._started(slot, code, limits, [*timed, *args], load)
             if timed:
                 done, imported_s = _untimed(done)
         begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
-        if lost is not None:
-            end = replace(done.exit, cpu_s=done.exit.cpu_s + lost.exit.cpu_s)
-            done = replace(done, exit=end)
+        if lost_s:
+            done = replace(done, exit=replace(done.exit, cpu_s=done.exit.cpu_s + lost_s))
         # A link may lead to the worker's own files, and no verdict may tell of them.
         left = olean(slot)
         compiled = not compile_ or (not left.is_symlink() and left.is_file())
         run = await read_run(done, limits, compiled=compiled)
-        return replace(run, begun_s=begun_s, is_forked=is_forked, imported_s=imported_s)
+        began_us, imported_us = round(begun_s * 1e6), round(imported_s * 1e6)
+        spent = Spent(begun_us=began_us, is_forked=is_forked, imported_us=imported_us)
+        return replace(run, spent=spent)
 
     async def _started(
         self,

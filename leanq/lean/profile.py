@@ -94,8 +94,7 @@ def profiled(run: Run, code: str) -> Reply:
     # Other output stands among the profiler's lines.
     texts = ((message, _TOOK.sub("", message.text)) for message in outcome.messages)
     left = tuple(replace(m, text=text) for m, text in texts if text or not m.text)
-    cpu_s = run.done.exit.cpu_s
-    reply = replace(outcome, messages=left, profile=told, cpu_s=cpu_s, spent=run.spent)
+    reply = replace(outcome, messages=left, profile=told, spent=run.spent)
     if reply.verdict == "accepted":
         reply = replace(reply, verdict="unjudged", reason="not_audited")
     return reply

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -172,13 +172,11 @@ class ReplDriver(LeanDriver):
         return None
 
     def _open(self, environment: Environment) -> Opened:
-        opened = super()._open(environment)
         program = find_repl(self.command, environment, os.environ)
         sessions = Sessions(
             environment, program, self.slots, self.rules, hidden=self.hidden, nice=self.nice
         )
-        parts = {each.name: getattr(opened, each.name) for each in fields(Opened) if each.init}
-        return _Kept(**parts, sessions=sessions)
+        return _Kept(**vars(super()._open(environment)), sessions=sessions)
 
     @property
     def kept(self) -> _Kept:

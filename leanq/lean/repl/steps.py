@@ -155,7 +155,7 @@ class LiveStep:
                 state, record = move.opened(tactic, [0])[0]
                 records[state], held[state] = record, met
             line, column = place_of(tactic.text, tactic.holes[0].offset)
-            sorries = (sorry_at(line, column, met.goal, state),)
+            sorries = (sorry_at(*move.given.place(line, column), met.goal, state),)
             if not goals:
                 reply, goals = replace(reply, state=state), (met.goal,)
         if answer.goals:
@@ -166,7 +166,7 @@ class LiveStep:
         await states.keep(records)
         for state, opened in held.items():
             session.hold(state, opened)
-        return replace(reply, goals=goals, sorries=move.placed(sorries))
+        return replace(reply, goals=goals, sorries=sorries)
 
 
 def _after(answer: Stepped | Refused, tactic: Tactic) -> OpenGoal | None:

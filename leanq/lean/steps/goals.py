@@ -57,8 +57,13 @@ def sorry_at(line: int, column: int, goal: str | None, state: str | None) -> Sor
     return Sorry(line, column, goal, state, end_line=line, end_column=column + len("sorry"))
 
 
-def sorries_of(text: str, seen: Seen, opened: Mapping[int, tuple[str, bytes]]) -> tuple[Sorry, ...]:
-    """The holes of a text with their places, goals and states."""
+def sorries_of(
+    text: str,
+    seen: Seen,
+    opened: Mapping[int, tuple[str, bytes]],
+    placed: Callable[[int, int], tuple[int, int]] = lambda line, column: (line, column),
+) -> tuple[Sorry, ...]:
+    """The holes of a text with their goals and states, and their places as ``placed``."""
     sorries: list[Sorry] = []
     line, counted = 1, 0
     for number, hole in enumerate(seen.holes):
@@ -66,16 +71,13 @@ def sorries_of(text: str, seen: Seen, opened: Mapping[int, tuple[str, bytes]]) -
         counted = hole.offset
         column = hole.offset - (text.rfind("\n", 0, hole.offset) + 1)
         state, _ = opened.get(number, (None, b""))
-        sorries.append(sorry_at(line, column, seen.goals.get(number), state))
+        sorries.append(sorry_at(*placed(line, column), seen.goals.get(number), state))
     return tuple(sorries)
 
 
 async def keep_opened(code: str, seen: Seen, fingerprint: str, states: States) -> tuple[Sorry, ...]:
-    """Returns the holes of a checked text, once the states of those with a goal are kept.
-
-    Raises:
-        QueueFullError: there is no room to keep them.
-    """
+    """Returns the holes of a checked text, once the states of those with a goal are kept. Raises
+    QueueFullError if there is no room to keep them."""
     record = Source(fingerprint, code, seen.holes).record()
     source = record_id(record)
     opened = {number: record_after(source, number) for number in seen.goals}

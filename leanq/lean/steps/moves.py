@@ -11,9 +11,8 @@ from msgspec import structs
 from leanq.lean.diagnostics import is_budget, reason_of
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
-from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import Draft, Given, find_holes, misfit, read_tactic
-from leanq.queue.requests import Message, Reply, Request, Sorry
+from leanq.queue.requests import Message, Reply, Request
 from leanq.states import States
 
 
@@ -52,14 +51,6 @@ class Move:
         if any(message.severity == "error" for message in told):
             elsewhere = [message for message in elsewhere if message.text.startswith("leanq: ")]
         return (*told, *elsewhere)
-
-    def placed(self, sorries: Sequence[Sorry]) -> tuple[Sorry, ...]:
-        """Returns sorries of the kept tactic with places in the given one."""
-        places = (self.given.place(sorry.line, sorry.column) for sorry in sorries)
-        return tuple(
-            sorry_at(line, column, sorry.goal, sorry.state)
-            for sorry, (line, column) in zip(sorries, places, strict=True)
-        )
 
     def closed(self, draft: Draft, checked: Reply) -> Reply:
         """Returns the check of the whole text as the reply to a tactic that left nothing to

@@ -53,13 +53,8 @@ class Trials:
     targets: Targets
 
     async def sorries(self, request: Request, states: States) -> tuple[Sorry, ...]:
-        """Returns every ``sorry`` of a checked text, with its goal and its state.
-
-        A sorry without a goal has no state either.
-
-        Raises:
-            QueueFullError: there is no room to keep the states.
-        """
+        """Returns every ``sorry`` of a checked text, with its goal and its state; without a goal it
+        has no state either. Raises QueueFullError if there is no room to keep the states."""
         code = request.code
         holes = await asyncio.to_thread(find_holes, code)
         if not holes:
@@ -74,11 +69,8 @@ class Trials:
         return await keep_opened(code, seen, self.lean.environment.fingerprint, states)
 
     async def step(self, move: Move, request: Request, states: States) -> Reply:
-        """Tries the tactic of a request on a state.
-
-        Raises:
-            QueueFullError: there is no room to keep the next state.
-        """
+        """Tries the tactic of a request on a state. Raises QueueFullError if there is no room to
+        keep the next state."""
         reply = await _Step(self, move, request, states).run()
         warm = self.prefixes.holds(move.recipe.snapshot_key)
         return structs.replace(reply, fingerprint=self.lean.environment.fingerprint, warm=warm)
@@ -101,8 +93,8 @@ class _Step:
             outcome = outcome_apart(draft, run.outcome)
             left = [m for m in outcome.messages if draft.is_left(m)]
             *outside, _ = draft.left_over(outcome.messages)
-            messages, cpu_s = move.told(draft, outcome.messages), run.done.exit.cpu_s
-            reply = structs.replace(outcome, messages=messages, cpu_s=cpu_s, way=run.way)
+            messages = move.told(draft, outcome.messages)
+            reply = structs.replace(outcome, messages=messages, way=run.way)
             if outcome.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
@@ -132,7 +124,7 @@ class _Step:
             numbers = seen.goals if move.recipe.levels < MAX_LEVELS else ()
             opened = await asyncio.to_thread(move.opened, tactic, numbers)
             await self.states.keep(dict(opened.values()))
-            sorries = sorries_of(tactic.text, seen, opened)
+            sorries = sorries_of(tactic.text, seen, opened, move.given.place)
         state: str | None
         if goals:
             state, record = record_after(move.state, tactic)
@@ -140,7 +132,7 @@ class _Step:
         else:
             first = next((sorry for sorry in sorries if sorry.state), Sorry(1, 0))
             state, goals = first.state, () if first.goal is None else (first.goal,)
-        return structs.replace(reply, state=state, goals=goals, sorries=move.placed(sorries))
+        return structs.replace(reply, state=state, goals=goals, sorries=sorries)
 
     async def _program(self) -> str | None:
         """Returns the part of the source or of the tactics that runs programs, which could find the
