@@ -222,7 +222,7 @@ class Lean:
         if can_fork:
             done = await self._forked(slot, code, limits, args)
             if done is not None and _is_doubtful(done.exit):
-                done, lost_s = None, done.exit.cpu_s
+                lost_s, done = done.exit.cpu_s, None
         is_forked = done is not None
         if done is None:
             timed = _TIMED if can_fork else ()

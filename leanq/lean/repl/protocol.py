@@ -168,17 +168,14 @@ def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
         beginning = _BEGINNING.search(printed, at)
         if not beginning:
             return
-        at = beginning.start()
+        at = beginning.start() + 1
         try:
-            value, end = decoder.raw_decode(printed, at)
+            value, end = decoder.raw_decode(printed, beginning.start())
         except (ValueError, RecursionError):
-            at += 1
             continue
         if _is_answer(value):
             yield value
             at = end
-        else:
-            at += 1
     raise ReplError("what was printed begins too often like an answer")
 
 

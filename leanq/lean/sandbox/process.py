@@ -231,15 +231,18 @@ class Process:
             self._close_output(fd)
         self._unwritten.clear()
         self.write_eof()
-        if self.counts and (reason := _why_dead(end, self._overflowed)):
-            count("leanq_lean_deaths_total", reason)
         if isinstance(end, SandboxError):
+            reason = "supervisor"
             self._exit.set_exception(end)
             self._exit.exception()  # whether or not a task waits for it
-        elif self._overflowed and end.stopped is None:
-            self._exit.set_result(replace(end, stopped="output"))
         else:
+            if self._overflowed and end.stopped is None:
+                end = replace(end, stopped="output")
+            reason = end.stopped or ("" if end.signal is None else "signal")
             self._exit.set_result(end)
+        # Nobody wanted it any more if it was killed.
+        if self.counts and reason not in ("", "killed"):
+            count("leanq_lean_deaths_total", reason)
         if self._renewed is not None and not self._renewed.done():
             self._renewed.set_exception(SandboxError("the program has ended"))
         self._started.set()
@@ -291,14 +294,3 @@ class Process:
             self._loop.remove_reader(fd)
             os.close(fd)
             self._fresh.set()
-
-
-def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
-    """Returns why it died; empty if it ended by itself, or if nobody wanted it any more."""
-    if isinstance(end, SandboxError):
-        return "supervisor"
-    if end.stopped == "killed":
-        return ""
-    if overflowed and end.stopped is None:
-        return "output"
-    return end.stopped or ("signal" if end.signal is not None else "")
