@@ -56,8 +56,6 @@ class LocalSnapshot:
         target = folder / name
         try:
             os.link(self.path, target)
-        except FileExistsError:
-            raise
         except OSError:
             with open(f"/proc/self/fd/{self._handle}", "rb") as source, target.open("xb") as copy:
                 shutil.copyfileobj(source, copy, _BLOCK_BYTES)
