@@ -26,7 +26,7 @@ test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
 
 real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; an hour or more
-	PYTHONPATH=.:tests $(BIN)/python -m support.libraries || test "$$CI" != true
+	PYTHONPATH=.:tests $(BIN)/python -m support.lean.libraries || test "$$CI" != true
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(REAL_TESTS)
 
 lint: $(VENV)/dev     ## ruff

@@ -1,7 +1,7 @@
 """Measures a full library: each of its modules judged, and headers imported.
 
 The library is that of the tests (``LEANQ_TEST_LIBRARY``, or one built in the cache folder). Each
-module is judged behind its own imports. support/judged_modules.py in tests/ names the modules that
+module is judged behind its own imports. tests/support/lean/judged_modules.py names the modules that
 cannot be judged. If a library hides its proofs, the judge gets the copy that has them as axioms.
 Prints tables.
 """
@@ -29,8 +29,8 @@ from leanq.lean.fork_server.zygote_client import HeaderFailsError, Zygote
 from leanq.lean.syntax import Header, split_header
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from support.judged_modules import LIMITS, Judged, Modules, judge_modules
-from support.libraries import NoLibraryError, judged_folder, layouts, library
+from support.lean.judged_modules import LIMITS, Judged, Modules, judge_modules
+from support.lean.libraries import NoLibraryError, judged_folder, layouts, library
 
 _HEADERS = (
     "prelude\nimport Std.Data.TreeMap\n",

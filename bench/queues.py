@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from support.queues import Queue as Queue
+from support.queue.queues import Queue as Queue

@@ -17,17 +17,17 @@ import pytest
 import redis
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
-from support.campaigns import Desk, desk_at
+from support.campaigns.campaigns import Desk, desk_at
 from support.command_server import command_server
-from support.eager_forks import EagerForkServer
 from support.fleets import Recorder, look, serving, sweep, working
-from support.gateways import Gateway, Scripted, new_gateway
+from support.gateway.gateways import Gateway, Scripted, new_gateway
+from support.lean.eager_forks import EagerForkServer
+from support.lean.sites import Site, new_site
 from support.pools import new_pool
-from support.queues import Queue
+from support.queue.queues import Queue
+from support.queue.shards import LEASE_MS, Shard, open_shard
 from support.required import missing
 from support.servers import Server, own_server
-from support.shards import LEASE_MS, Shard, open_shard
-from support.sites import Site, new_site
 from support.terminals import Terminal, new_fleet, new_terminal
 
 from leanq.client import AsyncLeanQClient

@@ -157,7 +157,7 @@ def test_what_is_often_changed_has_a_place_to_go_to(thing: str) -> None:
 
 def test_the_map_of_the_tests_has_each_helper_and_each_room() -> None:
     text = (TESTS / "README.md").read_text()
-    helpers = {path.name for path in (TESTS / "support").glob("[!_]*.py")}
+    helpers = {path.name for path in (TESTS / "support").rglob("[!_]*.py")}
     rooms = {f"{path.name}/" for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__/"}
     named = set(re.findall(r"`([\w./]+)`", text))
     assert sorted((helpers | rooms) - named) == []

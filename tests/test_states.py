@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.queues import Queue
-from support.shards import with_test_clock
-from support.stores import (
+from support.queue.queues import Queue
+from support.queue.shards import with_test_clock
+from support.queue.stores import (
     HOUR_MS,
     HOURS,
     ROOT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.stores import ROOT, child, ident, packed
+from support.queue.stores import ROOT, child, ident, packed
 
 from leanq.states import MemoryStates
 

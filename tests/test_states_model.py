@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.shards import with_test_clock
-from support.stores import HOUR_MS, HOURS, ROOT, child, collect_all, digest, early, open_store
+from support.queue.shards import with_test_clock
+from support.queue.stores import HOUR_MS, HOURS, ROOT, child, collect_all, digest, early, open_store
 
 import leanq.queue.shard
 import leanq.states

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from openenv.core import GenericEnvClient
-from support.provers import Flatterer
+from support.trainers.provers import Flatterer
 
 from adapters.cheats import STATEMENT, directly
 from leanq.trainers.openenv_server import LeanEnvironment, TacticAction

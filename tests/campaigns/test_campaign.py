@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.campaigns import Judge
+from support.campaigns.campaigns import Judge
 from support.fleets import look, serving, sweep, until, worker_processes
+from support.lean.sites import sample
 from support.servers import own_server
-from support.sites import sample
 from support.terminals import COMMAND_TIMEOUT_S, LEANQ, Terminal, ended, read_terminal, screen
 
 from leanq.campaigns.results import read_results

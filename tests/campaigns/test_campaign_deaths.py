@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import rq
 from rq.command import send_shutdown_command
-from support.campaigns import (
+from support.campaigns.campaigns import (
     RESUMED_S,
     Desk,
     coordinator_of,

@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 from rq.serializers import JSONSerializer
-from support.campaigns import Desk, Judge, desk_at
+from support.campaigns.campaigns import Desk, Judge, desk_at
 from support.fleets import Recorder, look, serving, until
 from support.metrics import parsed, port_in, scrape
 from support.servers import own_server

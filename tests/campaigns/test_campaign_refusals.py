@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import rq
 from rq.serializers import DefaultSerializer, JSONSerializer
-from support.campaigns import Desk, stop_worker
+from support.campaigns.campaigns import Desk, stop_worker
 from support.cluster import Node
 from support.fleets import Recorder, serving
 from support.servers import own_server

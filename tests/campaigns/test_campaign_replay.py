@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.campaigns import Judge
+from support.campaigns.campaigns import Judge
 from support.fleets import working
-from support.replays import open_memory
 from support.servers import Server
+from support.trainers.replays import open_memory
 
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import Command, Plan, Progress

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.records import Record, bad, done, said
+from support.campaigns.records import Record, bad, done, said
 
 from leanq.commands.campaign import report as command
 from leanq.errors import UsageError

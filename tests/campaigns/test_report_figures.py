@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.records import Record, bad, done, said
+from support.campaigns.records import Record, bad, done, said
 
 from leanq.campaigns.report.comparison import Comparator, Comparison
 from leanq.campaigns.report.estimates import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.data_sets import ALL, TEXTS, read, resumes_everywhere
+from support.campaigns.data_sets import ALL, TEXTS, read, resumes_everywhere
 
 from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, jsonl, open_dataset
 from leanq.queue.requests import Request

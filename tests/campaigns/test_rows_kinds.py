@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.data_sets import ALL, TEXTS, put, read, resumes_everywhere, table
+from support.campaigns.data_sets import ALL, TEXTS, put, read, resumes_everywhere, table
 
 from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, open_dataset
 from leanq.errors import UsageError, to_install

@@ -17,7 +17,7 @@ import rq
 from rq.command import send_stop_job_command
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from support.campaigns import RESUMED_S, Desk
+from support.campaigns.campaigns import RESUMED_S, Desk
 from support.fleets import Recorder, until
 
 from leanq.campaigns.campaign import Campaign

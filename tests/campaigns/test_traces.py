@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.campaigns.traces import check_again, read_traces
 from support.terminals import Terminal
-from support.traces import check_again, read_traces
 
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import Plan

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from support.campaigns.traces import check_again, read_traces
 from support.terminals import Terminal
-from support.traces import check_again, read_traces
 
 from leanq.campaigns.traces import Exported, export_traces
 from leanq.client import AsyncLeanQClient

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from support.records import done
+from support.campaigns.records import done
 from support.terminals import Terminal, ended
 
 from leanq.errors import to_install

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cheats import CHEATS, TABLE, open_libraries, request
-from support.kimina_reading import reading
+from support.gateway.kimina_reading import reading
+from support.lean.cheats import CHEATS, TABLE, open_libraries, request
+from support.lean.real_texts import TEXTS
+from support.lean.sites import new_site
 from support.paths import ROOT
-from support.real_texts import TEXTS
-from support.sites import new_site
 
 from leanq.gateway.kimina_results import result_of
 from leanq.lean.audit.programs import runs_programs

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.cheats import TABLE, open_libraries, request, text
-from support.other_lean import open_other, other_lean
-from support.sites import new_site
+from support.lean.cheats import TABLE, open_libraries, request, text
+from support.lean.other_lean import open_other, other_lean
+from support.lean.sites import new_site
 
 from leanq.queue.requests import Reply
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cheats import TABLE, open_libraries, target, text
 from support.fleets import working
-from support.gateways import Gateway, new_gateway
-from support.kimina_reading import documented, reading
-from support.sites import SELDOM, repl_command
+from support.gateway.gateways import Gateway, new_gateway
+from support.gateway.kimina_reading import documented, reading
+from support.lean.cheats import TABLE, open_libraries, target, text
+from support.lean.sites import SELDOM, repl_command
 
 from leanq.gateway.kimina_results import LIBRARIES
 from leanq.lean.environment import Environment

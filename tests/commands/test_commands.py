@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from support.fleets import counter, echo_body, look, submission, until
 from support.metrics import port_in, scrape
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.terminals import Terminal, ended, own_server_of, samples, wait_for_line
 
 from leanq import __version__

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 from support.fleets import look, until
+from support.lean.sandboxes import marked
 from support.required import missing
-from support.sandboxes import marked
 from support.terminals import Terminal, samples, wait_for_line
 
 from leanq.queue.settings import Settings

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
-from support.other_lean import other_lean
+from support.lean.other_lean import other_lean
+from support.lean.sites import STANDIN, repl_command
 from support.required import missing
 from support.servers import own_server
-from support.sites import STANDIN, repl_command
 from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
 
 from leanq import __version__

@@ -6,8 +6,8 @@ import signal
 from typing import Any
 
 import pytest
-from support.sandboxes import marked, running
-from support.sites import LEAN_REPL, repl_command
+from support.lean.sandboxes import marked, running
+from support.lean.sites import LEAN_REPL, repl_command
 from support.terminals import Terminal, ended, samples, wait_for_line
 from support.waiting import eventually
 

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 from support.fleets import look, until
-from support.gateways import key_file
-from support.kimina_reading import reading
+from support.gateway.gateways import key_file
+from support.gateway.kimina_reading import reading
 from support.metrics import parsed, port_in, scrape
 from support.terminals import Process, Terminal, ended, own_server_of, samples, wait_for_line
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from support.fleets import Recorder, connections, serving, until
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.servers import own_server
 from support.terminals import Process, Terminal, ended, read_terminal, screen, wait_for_line
 

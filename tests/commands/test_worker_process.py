@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.fleets import until
+from support.lean.sandboxes import children
 from support.paths import SAMPLES
-from support.sandboxes import children
 from support.terminals import Terminal, ended, wait_for_line
 
 from leanq.client import LeanQClient

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from support.fleets import counter
-from support.queues import Queue
-from support.sites import SHELL
+from support.lean.sites import SHELL
+from support.queue.queues import Queue
 from support.terminals import Terminal, ended, wait_for_line
 from support.waiting import eventually
 

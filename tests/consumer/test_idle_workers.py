@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from support.fleets import Wire, is_idle, working
-from support.queues import Queue
-from support.shards import LEASE_MS, Shard
+from support.queue.queues import Queue
+from support.queue.shards import LEASE_MS, Shard
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient

@@ -20,7 +20,7 @@ from support.fleets import (
     submission,
     working,
 )
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.servers import Server
 from support.waiting import eventually
 

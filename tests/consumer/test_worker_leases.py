@@ -21,7 +21,7 @@ from support.fleets import (
     submission,
     working,
 )
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.servers import own_server
 from support.waiting import eventually
 

@@ -19,7 +19,7 @@ from support.fleets import (
     worker_processes,
     working,
 )
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient

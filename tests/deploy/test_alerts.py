@@ -21,21 +21,21 @@ import httpx2
 import pytest
 import redis
 from msgspec import structs
-from support.campaigns import Desk
+from support.campaigns.campaigns import Desk
 from support.cluster import free_ports
+from support.fleet.manifests import read
+from support.fleet.prometheus import prometheus
+from support.fleet.scalers import Loop
 from support.fleets import ask, counter, echo_body, new_token, serving, submission, until, working
-from support.gateways import key_file, new_gateway, reply_with
-from support.manifests import read
+from support.gateway.gateways import key_file, new_gateway, reply_with
+from support.gateway.pages import bury
 from support.metrics import port_in
-from support.pages import bury
-from support.prometheus import prometheus
-from support.queues import Queue
+from support.producer.troubled_machine import COMPILER, TroubledMachine
+from support.queue.queues import Queue
+from support.queue.stores import packed
 from support.required import missing
-from support.scalers import Loop
 from support.servers import Server, own_server
-from support.stores import packed
 from support.terminals import Terminal, wait_for_line
-from support.troubled_machine import COMPILER, TroubledMachine
 from support.waiting import eventually
 
 import leanq.gateway.app

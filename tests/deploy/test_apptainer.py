@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 
-from support.manifests import ROOT, parse
+from support.fleet.manifests import ROOT, parse
 
 DEFINITION = (ROOT / "deploy" / "apptainer" / "worker.def").read_text()
 PAGE = (ROOT / "docs" / "apptainer.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from support.manifests import (
+from support.fleet.manifests import (
     RELEASE,
     ROOT,
     check_pinned,

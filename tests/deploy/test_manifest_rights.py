@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from support.manifests import (
+from support.fleet.manifests import (
     EVERYTHING,
     OVERLAYS,
     Object,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 import kubernetes_validate
 import pytest
-from support.manifests import (
+from support.fleet.manifests import (
     EVERYTHING,
     OVERLAYS,
     RELEASE,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
-from support.manifests import ROOT, named, overlay, read
+from support.fleet.manifests import ROOT, named, overlay, read
 from support.metrics import port_in, scrape
 from support.terminals import Terminal, ended, samples, wait_for_line
 

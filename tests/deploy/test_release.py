@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.manifests import RELEASE
+from support.fleet.manifests import RELEASE
 from support.paths import ROOT
 
 from deploy import release

@@ -40,7 +40,7 @@ from urllib.parse import urlencode
 
 import httpx2
 from support.fleets import working
-from support.gateways import Scripted, key_file
+from support.gateway.gateways import Scripted, key_file
 from support.paths import TESTS
 from support.servers import own_server
 

@@ -133,7 +133,7 @@ def stand_ins(engine: Engine, folder: Path) -> dict[str, str]:
     engine.make("localhost/lean-standin:1", lean)
     repl = folder / "repl"
     (repl / "opt" / "repl").mkdir(parents=True, exist_ok=True)
-    shutil.copy(SUPPORT / "lean_repl.py", repl / "opt" / "repl")
+    shutil.copy(SUPPORT / "lean" / "lean_repl.py", repl / "opt" / "repl")
     program = repl / "opt" / "repl" / "repl"
     script = "/opt/repl/lean_repl.py --lean-arg /opt/lean/bin/lean"
     program.write_text(f"#!/bin/sh\nexec python3 -S {script}\n")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import redis
 from support.fleets import working
-from support.gateways import Gateway, Scripted, new_gateway
+from support.gateway.gateways import Gateway, Scripted, new_gateway
 from support.paths import TESTS
 from support.servers import own_server
 

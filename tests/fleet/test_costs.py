@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.fleets import serving, working
-from support.gateways import Gateway, Scripted
-from support.queues import Queue
-from support.shards import Shard
+from support.gateway.gateways import Gateway, Scripted
+from support.queue.queues import Queue
+from support.queue.shards import Shard
 from support.terminals import Terminal, ended, samples, wait_for_line
 from support.waiting import eventually
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.shards import Shard
+from support.queue.shards import Shard
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.fleet.history import Measure, Period, measures, periods

@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 import pytest
-from support.sites import sample
+from support.lean.sites import sample
 from support.terminals import Terminal, ended, wait_for_line
 
 from leanq.client import LeanQClient

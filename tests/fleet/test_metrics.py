@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.cluster import free_ports
 from support.fleets import counts, until, working
-from support.gateways import Scripted
+from support.gateway.gateways import Scripted
+from support.lean.sandboxes import PYTHON, python
 from support.metrics import parsed, port_in, scrape
-from support.queues import Queue
-from support.replays import open_memory
-from support.sandboxes import PYTHON, python
+from support.queue.queues import Queue
 from support.servers import own_server
 from support.terminals import Terminal, ended, samples, wait_for_line
+from support.trainers.replays import open_memory
 from support.waiting import eventually
 
 from leanq import __version__

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
+from support.fleet.scalers import Loop
 from support.fleets import ask, until, working
+from support.lean.sandboxes import children, running
 from support.metrics import parsed, port_in, scrape
-from support.queues import Queue
-from support.sandboxes import children, running
-from support.scalers import Loop
+from support.queue.queues import Queue
 from support.servers import Server
 from support.terminals import Terminal, ended, wait_for_line
 from support.waiting import eventually

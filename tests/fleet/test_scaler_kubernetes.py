@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
-from support.kube_standin import KubeStandin
+from support.fleet.kube_standin import KubeStandin
 
 from leanq.errors import TargetError, UsageError
 from leanq.fleet.scaler.kubernetes import KubernetesTarget

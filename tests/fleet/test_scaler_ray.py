@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.rays import Actor, Ray
+from support.fleet.rays import Actor, Ray
 
 from leanq.errors import TargetError, UsageError
 from leanq.fleet.stats import FleetStats

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from support.shards import LARGE, Shard, settlement
+from support.queue.shards import LARGE, Shard, settlement
 from support.terminals import Terminal
 
 from leanq.client import LeanQClient

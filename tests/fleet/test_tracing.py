@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.campaigns import Desk, stop_worker
+from support.campaigns.campaigns import Desk, stop_worker
 from support.cluster import free_ports
 from support.fleets import Recorder, until
-from support.receivers import PHOENIX, Receiver, Seen, StandIn, phoenix, stand_in
+from support.gateway.receivers import PHOENIX, Receiver, Seen, StandIn, phoenix, stand_in
 from support.terminals import Terminal, ended, wait_for_line
 
 from leanq.fleet.tracing import is_asked_for, is_sampled, why_not

@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
-from support.gateways import STATE, key_file
+from support.gateway.gateways import STATE, key_file
 
 from leanq.errors import UnknownStateError, UsageError
 from leanq.gateway.access import Access, Authenticated, Screened

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateways import Gateway, Scripted, key_file, new_gateway
+from support.gateway.gateways import Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
 from leanq.gateway.keys import KeyFile

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.campaigns import Desk, stop_worker
-from support.gateways import Scripted, key_file, new_gateway
+from support.campaigns.campaigns import Desk, stop_worker
+from support.gateway.gateways import Scripted, key_file, new_gateway
 from support.waiting import eventually
 
 from leanq.campaigns.submitted import SubmittedCampaign

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 
 import pytest
-from support.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted
+from support.gateway.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted
 from support.waiting import eventually
 from uvicorn.protocols.http.h11_impl import H11Protocol
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.campaigns import Desk, stop_worker
-from support.gateways import Gateway, Scripted, key_file, new_gateway, reply_with
+from support.campaigns.campaigns import Desk, stop_worker
+from support.gateway.gateways import Gateway, Scripted, key_file, new_gateway, reply_with
 
 from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.keys import KeyFile

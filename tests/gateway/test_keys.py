@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from support.gateways import key_file
+from support.gateway.gateways import key_file
 
 from leanq.errors import UsageError
 from leanq.gateway.keys import KeyFile, read_keys

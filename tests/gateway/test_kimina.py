@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 from support.fleets import working
-from support.gateways import Gateway, Scripted, key_file, new_gateway
-from support.kimina_reading import reading
-from support.queues import Queue
+from support.gateway.gateways import Gateway, Scripted, key_file, new_gateway
+from support.gateway.kimina_reading import reading
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq import AsyncLeanQClient

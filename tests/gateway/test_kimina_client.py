@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from support.fleets import working
-from support.gateways import Scripted, new_gateway
-from support.kimina_reading import documented
+from support.gateway.gateways import Scripted, new_gateway
+from support.gateway.kimina_reading import documented
 from support.paths import ROOT, SAMPLES, SUPPORT
 from support.required import missing
 
@@ -22,7 +22,7 @@ from leanq.queue.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = SUPPORT / "kimina_program.py"
+PROGRAM = SUPPORT / "gateway" / "kimina_program.py"
 OLDEST, NEWEST = "0.1.3", "0.2.1"
 
 

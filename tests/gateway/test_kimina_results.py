@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from support.gateways import REASONS, STATE, reply_with
-from support.kimina_reading import documented, reading
+from support.gateway.gateways import REASONS, STATE, reply_with
+from support.gateway.kimina_reading import documented, reading
 
 from leanq.errors import UnavailableError
 from leanq.gateway.kimina_results import result_of

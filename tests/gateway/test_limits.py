@@ -11,7 +11,7 @@ import pytest
 from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted
+from support.gateway.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted
 from support.waiting import eventually
 
 from leanq.gateway.keys import Key

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateways import Scripted, key_file, new_gateway
-from support.pages import log_in
+from support.gateway.gateways import Scripted, key_file, new_gateway
+from support.gateway.pages import log_in
 
 from leanq.fleet.logging import JsonLines
 from leanq.gateway.keys import KeyFile

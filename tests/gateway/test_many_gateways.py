@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from support.gateways import Gateway, Scripted, new_gateway
+from support.gateway.gateways import Gateway, Scripted, new_gateway
 from support.waiting import eventually
 
 from leanq.queue.settings import Settings

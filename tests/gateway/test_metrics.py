@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.fleets import working
-from support.gateways import Gateway, Scripted, key_file, new_gateway
+from support.gateway.gateways import Gateway, Scripted, key_file, new_gateway
 from support.metrics import parsed
 from support.servers import own_server
 from support.waiting import eventually

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.gateways import new_gateway
+from support.gateway.gateways import new_gateway
 
 from leanq.queue.settings import Settings
 

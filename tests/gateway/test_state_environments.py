@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.gateways import Scripted, key_file, new_gateway
-from support.queues import Queue
+from support.gateway.gateways import Scripted, key_file, new_gateway
+from support.queue.queues import Queue
 
 from leanq.gateway.access import Access
 from leanq.gateway.keys import KeyFile

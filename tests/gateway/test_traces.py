@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.gateways import Gateway, Scripted
+from support.gateway.gateways import Gateway, Scripted
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted, key_file, new_gateway
+from support.gateway.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
 from leanq.gateway import server as server_module

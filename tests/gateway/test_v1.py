@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
+from support.gateway.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
 from leanq.gateway.keys import KeyFile

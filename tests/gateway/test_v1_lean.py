@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.gateways import new_gateway
+from support.gateway.gateways import new_gateway
 
 from leanq.queue.settings import Settings
 

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from support.sites import Site
+from support.lean.sites import Site
 
 HEAD = "prelude\nimport Core\n"
 CORE = Path(__file__).parents[2] / "leanq" / "lean" / "data" / "Core.lean"

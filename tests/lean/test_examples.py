@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.images import Lean
+from support.lean.images import Lean
 
 from leanq.errors import AuditError
 from leanq.lean.audit.olean import open_image, read_parts

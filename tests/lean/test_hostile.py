@@ -10,8 +10,8 @@ import msgpack
 import pytest
 import redis.asyncio as redis
 from support.fleets import working
-from support.queues import Queue
-from support.routes import first_shard
+from support.producer.routes import first_shard
+from support.queue.queues import Queue
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError

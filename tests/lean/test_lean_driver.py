@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.sandboxes import busy, needs, running
-from support.sites import Site, check, sample
+from support.lean.sandboxes import busy, needs, running
+from support.lean.sites import Site, check, sample
 from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.sites import Site, check
+from support.lean.sites import Site, check
 
 from leanq.lean.environment import Environment, open_environment
 from leanq.queue.wire import Request

@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import httpx2
 import pytest
-from support.gateways import Gateway, Scripted
-from support.pages import HTML
-from support.sites import Site, check
+from support.gateway.gateways import Gateway, Scripted
+from support.gateway.pages import HTML
+from support.lean.sites import Site, check
 from support.terminals import Terminal
 from support.waiting import eventually
 

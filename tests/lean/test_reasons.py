@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.sites import Site, check, sample
+from support.lean.sites import Site, check, sample
 
 from leanq.lean.sandbox.sandbox import PACKAGE
 from leanq.queue.requests import Reason, Request, Verdict

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.images import Lean
+from support.lean.images import Lean
 
 from leanq.lean.audit.olean import read_module
 from leanq.lean.environment import Environment

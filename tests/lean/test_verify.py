@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.search_paths import with_folders
-from support.sites import Site
+from support.lean.search_paths import with_folders
+from support.lean.sites import Site
 
 from leanq.lean.audit.olean import open_image
 from leanq.lean.check import Target

@@ -24,7 +24,7 @@ from support.fleets import (
     working,
 )
 from support.paths import ROOT
-from support.routes import first_shard, thread_of
+from support.producer.routes import first_shard, thread_of
 from support.servers import own_server
 from support.waiting import eventually
 

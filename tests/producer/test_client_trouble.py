@@ -22,7 +22,7 @@ from support.fleets import (
     serving,
     until,
 )
-from support.routes import first_shard
+from support.producer.routes import first_shard
 from support.servers import Server, own_server
 from support.waiting import eventually
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 from support.fleets import Recorder, hurry, look, serving, until, working
-from support.regions import DEADLINE_S, counted, in_its_thread, payloads, results, urls
-from support.routes import clusters_of
+from support.producer.regions import DEADLINE_S, counted, in_its_thread, payloads, results, urls
+from support.producer.routes import clusters_of
 from support.servers import Server
 from support.waiting import eventually
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 from support.fleets import HOUR_S, Recorder, serving, until
-from support.regions import DEADLINE_S, counted, results, urls
-from support.routes import clusters_of
+from support.producer.regions import DEADLINE_S, counted, results, urls
+from support.producer.routes import clusters_of
 from support.servers import Server
 from support.waiting import eventually
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
+from support.gateway.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gateways import STATE, Gateway, Scripted
+from support.gateway.gateways import STATE, Gateway, Scripted
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient

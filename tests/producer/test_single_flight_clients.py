@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from support.fleets import Recorder, counter, counts, short_lease, working
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient

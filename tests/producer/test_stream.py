@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.fleets import Recorder, look, serving, until, working
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq import AsyncLeanQClient, LeanQClient, Result

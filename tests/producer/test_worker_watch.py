@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import hurry, look, serving, until
-from support.queues import Queue
+from support.queue.queues import Queue
 
 from leanq import LeanQClient, NoWorkerError
 from leanq.producer.worker_watch import Silence

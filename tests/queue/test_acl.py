@@ -12,13 +12,13 @@ import pytest
 import redis
 from click.testing import CliRunner
 from msgspec import structs
-from support.campaigns import desk_at, stop_worker
+from support.campaigns.campaigns import desk_at, stop_worker
+from support.fleet.scalers import Loop
 from support.fleets import Recorder, echo_body, hurry, serving, submission, working
-from support.gateways import Scripted, key_file, new_gateway
-from support.pages import bury, log_in
-from support.queues import Queue
-from support.roles import USERS, as_role, server_with_roles
-from support.scalers import Loop
+from support.gateway.gateways import Scripted, key_file, new_gateway
+from support.gateway.pages import bury, log_in
+from support.queue.queues import Queue
+from support.queue.roles import USERS, as_role, server_with_roles
 from support.terminals import Terminal
 from support.waiting import eventually
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from support.fleets import Wire, echo_body, hurry, submission, working
-from support.gateways import Scripted, key_file, new_gateway
-from support.queues import Queue
-from support.routes import first_shard
+from support.gateway.gateways import Scripted, key_file, new_gateway
+from support.producer.routes import first_shard
+from support.queue.queues import Queue
 from support.terminals import Terminal
 from support.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.proxy import proxy
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq import UnavailableError

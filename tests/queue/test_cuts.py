@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.fleets import Gated, echo_body, hurry, new_token, submission, working
 from support.proxy import How, proxy
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 import leanq.queue.connection

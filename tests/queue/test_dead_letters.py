@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 from support.fleets import echo_body, serving, until
-from support.queues import Queue
-from support.shards import LARGE, Shard, settlement, submission
+from support.queue.queues import Queue
+from support.queue.shards import LARGE, Shard, settlement, submission
 from support.terminals import Terminal
 
 import leanq.queue.shard

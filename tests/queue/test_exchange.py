@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from support.shards import set_clock, with_test_clock
+from support.queue.shards import set_clock, with_test_clock
 
 from leanq.local import EmbeddedServer
 from leanq.queue.keys import Keys

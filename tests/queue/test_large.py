@@ -11,9 +11,9 @@ import pytest
 import redis
 from msgspec import structs
 from support.fleets import Recorder, Wire, echo_body, submission, working
-from support.queues import Queue
+from support.queue.queues import Queue
+from support.queue.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 from support.servers import own_server
-from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import QueueFullError, RequestError, UnavailableError

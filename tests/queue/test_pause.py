@@ -7,8 +7,8 @@ import signal
 from typing import Literal
 
 import pytest
-from support.queues import Queue
-from support.shards import Shard
+from support.queue.queues import Queue
+from support.queue.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
 from leanq.fleet.stats import environments_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from support.queues import Queue
-from support.shards import (
+from support.queue.queues import Queue
+from support.queue.shards import (
     LEASE_MS,
     Shard,
     at_the_time_of,

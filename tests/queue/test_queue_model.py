@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import redis
 from hypothesis.stateful import run_state_machine_as_test
-from support.queue_machine import (
+from support.queue.queue_machine import (
     LEASE_MS,
     MAX_ATTEMPTS,
     MAX_WAITING,
@@ -19,7 +19,7 @@ from support.queue_machine import (
     SOAK,
     QueueMachine,
 )
-from support.shards import with_test_clock
+from support.queue.shards import with_test_clock
 
 import leanq.queue.shard
 import leanq.queue.worker_queue

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import structs
 from redis.client import Monitor
-from support.queues import Queue
-from support.replays import attempts
-from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
+from support.queue.queues import Queue
+from support.queue.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
+from support.trainers.replays import attempts
 from support.waiting import eventually
 
 import leanq.queue.keys

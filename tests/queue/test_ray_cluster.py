@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.rays import Ray
+from support.fleet.rays import Ray
 
 from leanq import AsyncLeanQClient
 from leanq.errors import UnavailableError, UsageError

@@ -7,7 +7,7 @@ import asyncio
 import msgpack
 import pytest
 from support.fleets import Recorder, submission, working
-from support.queues import Queue
+from support.queue.queues import Queue
 
 import leanq.queue.shard
 from leanq.client import AsyncLeanQClient

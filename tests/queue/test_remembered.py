@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from support.queues import Queue
-from support.shards import Shard, settlement
+from support.queue.queues import Queue
+from support.queue.shards import Shard, settlement
 
 from leanq.queue.results import Became, Submitted
 

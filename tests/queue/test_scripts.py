@@ -7,7 +7,7 @@ from importlib import resources
 
 import msgpack
 import pytest
-from support.shards import Shard
+from support.queue.shards import Shard
 
 from leanq.queue import scripts
 from leanq.queue.scripts import SCRIPTS, Script, library_of, script_text

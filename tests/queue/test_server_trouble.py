@@ -11,7 +11,7 @@ import pytest
 import redis
 from support.cluster import free_ports
 from support.fleets import kill_connections
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.servers import Server, own_server
 from support.streams import stream
 from support.waiting import eventually

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import redis
 from support.fleets import Recorder, short_lease, working
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.terminals import Terminal
 from support.waiting import eventually
 

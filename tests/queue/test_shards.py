@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 from support.fleets import Gated, Recorder, echo_body, submission, working
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient

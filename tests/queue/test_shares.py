@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 from msgspec import structs
-from support.fair_fleet import FairFleet
-from support.shards import Shard, settlement
+from support.queue.fair_fleet import FairFleet
+from support.queue.shards import Shard, settlement
 
 from leanq.queue.results import Settlement
 

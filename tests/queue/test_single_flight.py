@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from msgspec import structs
-from support.shards import LEASE_MS, Shard, at_the_time_of, open_shard, settlement
+from support.queue.shards import LEASE_MS, Shard, at_the_time_of, open_shard, settlement
 
 from leanq.queue.requests import Reply
 from leanq.queue.results import Became, Job, Reaped

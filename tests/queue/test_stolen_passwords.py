@@ -11,8 +11,8 @@ import pytest
 import redis
 from redis import exceptions
 from support.fleets import echo_body, submission
-from support.queues import Queue
-from support.roles import USERS, as_role, server_with_roles
+from support.queue.queues import Queue
+from support.queue.roles import USERS, as_role, server_with_roles
 from support.waiting import eventually
 
 from leanq.errors import NotPermittedError

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support import fleets
 from support.fleets import echo_body, submission, sweep
-from support.queues import Queue
+from support.queue.queues import Queue
 
 from leanq.queue.settings import Settings
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 from support.cluster import free_ports
 from support.fleets import echo_body, submission, until, working
-from support.queues import Queue
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient

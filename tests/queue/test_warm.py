@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from support.shards import Shard
+from support.queue.shards import Shard
 
 from leanq.queue.results import Claimed
 

@@ -11,7 +11,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from msgspec import structs
-from support.queue_machine import (
+from support.queue.queue_machine import (
     LEASE_MS,
     MAX_ATTEMPTS,
     PROFILE,
@@ -21,8 +21,8 @@ from support.queue_machine import (
     some,
     submissions,
 )
-from support.shards import with_test_clock
-from support.warm_model import WarmModel
+from support.queue.shards import with_test_clock
+from support.queue.warm_model import WarmModel
 
 import leanq.queue.shard
 import leanq.queue.worker_queue

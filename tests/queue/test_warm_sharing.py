@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.shards import Shard, settlement
+from support.queue.shards import Shard, settlement
 
 from leanq.queue.results import Claimed
 

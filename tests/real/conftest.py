@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.libraries import VARIABLE, Library, NoLibraryError, layouts
-from support.libraries import library as find_library
+from support.lean.libraries import VARIABLE, Library, NoLibraryError, layouts
+from support.lean.libraries import library as find_library
+from support.lean.sites import Site, new_site
 from support.required import missing
-from support.sites import Site, new_site
 
 from leanq.lean.environment import Environment
 

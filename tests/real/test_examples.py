@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.libraries import Library, has_modules
-from support.sites import Site, check
+from support.lean.libraries import Library, has_modules
+from support.lean.sites import Site, check
 
 BY_NAME = """import Lean
 set_option warn.sorry false

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from support.libraries import Library
+from support.lean.libraries import Library
 from support.required import missing
 
 from leanq.lean.environment import open_environment

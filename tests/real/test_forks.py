@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.forks import LIMITS, compared, everything, forked_once, opened
-from support.lean_texts import lean_texts
-from support.libraries import Library
+from support.lean.forks import LIMITS, compared, everything, forked_once, opened
+from support.lean.lean_texts import lean_texts
+from support.lean.libraries import Library
 
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import fault_of_forks, forkable_header

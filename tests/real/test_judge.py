@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.judged_modules import Modules, judge_modules
-from support.libraries import Library, judged_folder
+from support.lean.judged_modules import Modules, judge_modules
+from support.lean.libraries import Library, judged_folder
 
 from leanq.lean.environment import Environment
 

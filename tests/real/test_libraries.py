@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import libraries
-from support.libraries import VARIABLE, NoLibraryError, layouts, library, library_folder
+from support.lean import libraries
+from support.lean.libraries import VARIABLE, NoLibraryError, layouts, library, library_folder
 
 # Builds toolchains, slowly enough for another builder to come, and notes that it did.
 MAKE = """#!/bin/sh

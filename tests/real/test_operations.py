@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.libraries import Library, has_modules
-from support.sites import Site, check, new_site
+from support.lean.libraries import Library, has_modules
+from support.lean.sites import Site, check, new_site
 from support.waiting import eventually
 
 from leanq.errors import ToolchainError

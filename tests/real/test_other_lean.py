@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.libraries import Library, judged_folder
-from support.other_lean import other_lean
+from support.lean.libraries import Library, judged_folder
+from support.lean.other_lean import other_lean
 
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.judge_client import Judgement, Judges

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.libraries import Library
-from support.sites import Site, check
+from support.lean.libraries import Library
+from support.lean.sites import Site, check
 
 from leanq.lean.audit.evaluators import scan
 from leanq.lean.audit.programs import FIELDS

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.images import Lean
-from support.sites import Site, check
-from support.statements import FEW, OF_A_LIBRARY, check_what_is_printed
+from support.lean.images import Lean
+from support.lean.sites import Site, check
+from support.lean.statements import FEW, OF_A_LIBRARY, check_what_is_printed
 
 from leanq.lean.environment import Environment
 

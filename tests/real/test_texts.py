@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.libraries import Library, layouts
-from support.real_texts import TEXTS, RealText, ask_plain, texts_for
-from support.sites import check, new_site
+from support.lean.libraries import Library, layouts
+from support.lean.real_texts import TEXTS, RealText, ask_plain, texts_for
+from support.lean.sites import check, new_site
 
 from leanq.lean.audit.judge_lean import judge_lean
 from leanq.lean.environment import Environment

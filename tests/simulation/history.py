@@ -20,7 +20,7 @@ from typing import Any
 from simulation.loop import BEGINNING_S, Host, SimulatedLoop, simulated
 from simulation.network import Network, RealServer
 from simulation.plan import CLIENTS, MAX_ATTEMPTS, WORKERS, Ask, Failure, Plan
-from support.history import Event, Findings, WritingRoute, check, digest, reply_row
+from support.producer.history import Event, Findings, WritingRoute, check, digest, reply_row
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import LeanQError, UnavailableError

@@ -28,8 +28,8 @@ from simulation.plan import (
     drawn,
 )
 from simulation.shrink import shrunk
-from support.history import check
 from support.paths import ROOT
+from support.producer.history import check
 from support.required import missing
 from support.servers import own_server
 

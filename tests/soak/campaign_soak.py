@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.campaigns import RESUMED_S, Desk, desk_at, start_again
+from support.campaigns.campaigns import RESUMED_S, Desk, desk_at, start_again
 from support.command_server import command_server
 from support.fleets import look
-from support.sandboxes import children
+from support.lean.sandboxes import children
 from support.servers import Server, own_server
 from support.terminals import SAMPLES, Process, Terminal, ended, new_terminal, wait_for_line
 

@@ -29,9 +29,9 @@ import redis
 from soak.soak import look_up, markdown
 from support.cluster import SHARDS, Cluster, Node, new_cluster, slot_of
 from support.fleets import look, until, until_stalled
-from support.history import Findings, Journal, check, read
-from support.nemeses import rounds
-from support.victims import Clients, Fleet, close, process_group
+from support.producer.history import Findings, Journal, check, read
+from support.producer.nemeses import rounds
+from support.producer.victims import Clients, Fleet, close, process_group
 
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.lean.python_zygote import family, forked, own_pid, private_bytes, python_zygote
+from support.lean.sandboxes import children
+from support.lean.sites import Site, check, new_site
 from support.paths import SAMPLES
-from support.python_zygote import family, forked, own_pid, private_bytes, python_zygote
-from support.sandboxes import children
-from support.sites import Site, check, new_site
 
 from leanq.errors import SandboxError
 from leanq.lean.environment import open_environment

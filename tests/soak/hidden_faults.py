@@ -37,11 +37,11 @@ from typing import Any
 import redis
 import yaml
 from support.cluster import free_ports
-from support.gateways import key_file
+from support.gateway.gateways import key_file
+from support.lean.sandboxes import children
 from support.paths import ROOT
-from support.sandboxes import children
+from support.producer.troubled_machine import TroubledMachine
 from support.terminals import LEANQ
-from support.troubled_machine import TroubledMachine
 
 from leanq.local import find_server
 

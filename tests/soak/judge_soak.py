@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.images import Lean
-from support.mutations import MUTATIONS, Sample, mutated
-from support.second_kernel import SecondKernel
-from support.second_reader import SecondReader, Tree, Trees
-from support.trees import PRELUDE, TREES
+from support.lean.images import Lean
+from support.lean.mutations import MUTATIONS, Sample, mutated
+from support.lean.second_kernel import SecondKernel
+from support.lean.second_reader import SecondReader, Tree, Trees
+from support.lean.trees import PRELUDE, TREES
 
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judge_client import Judgement, Judges

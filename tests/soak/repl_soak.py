@@ -17,8 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from support.sandboxes import marked
-from support.sites import SELDOM, Site
+from support.lean.sandboxes import marked
+from support.lean.sites import SELDOM, Site
 
 from leanq.client import AsyncLeanQClient
 from leanq.lean.environment import open_environment

@@ -28,9 +28,9 @@ from typing import Any
 
 import redis
 from support.fleets import look, until_stalled
-from support.history import Findings, Journal, check, check_clusters, read, reply_row
-from support.nemeses import NEMESES, Scene, Wreck, Wrecks, rounds
-from support.victims import Clients, Fleet, Pair, process_group
+from support.producer.history import Findings, Journal, check, check_clusters, read, reply_row
+from support.producer.nemeses import NEMESES, Scene, Wreck, Wrecks, rounds
+from support.producer.victims import Clients, Fleet, Pair, process_group
 
 from leanq.client import LeanQClient
 from leanq.producer.route import ClientTimings

@@ -6,9 +6,9 @@ import random
 
 import pytest
 from soak.judge_soak import Explainer, Tally, samples, storm
-from support.images import Lean
-from support.mutations import MUTATIONS, Sample, mutated
-from support.second_kernel import UnconfirmedError
+from support.lean.images import Lean
+from support.lean.mutations import MUTATIONS, Sample, mutated
+from support.lean.second_kernel import UnconfirmedError
 
 from leanq.lean.audit.image import Image
 from leanq.lean.environment import Environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from soak.repl_soak import Tally, storm
-from support.sites import Site
+from support.lean.sites import Site
 
 from leanq.queue.settings import Settings
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 from soak.soak import Outcome, Plan, Storm, storm
 from support.fleets import look, until, until_stalled
-from support.history import (
+from support.producer.history import (
     Event,
     Findings,
     Journal,
@@ -26,12 +26,12 @@ from support.history import (
     open_ends,
     read,
 )
-from support.nemeses import NEMESES, Scene, Wrecks
+from support.producer.nemeses import NEMESES, Scene, Wrecks
+from support.producer.troubled_machine import COMPILER
+from support.producer.victims import Clients, Fleet, Node, Pair, process_group
 from support.proxy import proxy_in_thread
 from support.required import missing
 from support.servers import own_server
-from support.troubled_machine import COMPILER
-from support.victims import Clients, Fleet, Node, Pair, process_group
 
 from leanq.local import find_server
 from leanq.queue.settings import Settings

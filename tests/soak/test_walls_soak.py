@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from soak.walls_soak import Tally, storm
-from support.sites import Site
+from support.lean.sites import Site
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.campaigns.traces import asked_again, fault, read_traces
 from support.command_server import command_server
 from support.pools import new_pool
 from support.terminals import new_terminal
-from support.traces import asked_again, fault, read_traces
 
 from leanq.local import Pool
 from leanq.producer.future_client import LeanQFuture

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.sandboxes import children, marked
-from support.sites import Site, check, new_site
+from support.lean.sandboxes import children, marked
+from support.lean.sites import Site, check, new_site
 
 from leanq.lean.driver import Driver
 from leanq.lean.environment import open_environment

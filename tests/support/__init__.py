@@ -3,4 +3,4 @@
 import pytest
 
 # Failures of its rules show values, as those of tests do.
-pytest.register_assert_rewrite("support.queue_machine")
+pytest.register_assert_rewrite("support.queue.queue_machine")

@@ -33,8 +33,8 @@ from leanq.states import States
 from leanq.worker import Worker
 from support.command_server import Command
 from support.paths import ROOT
-from support.queues import Queue
-from support.routes import reply_to
+from support.producer.routes import reply_to
+from support.queue.queues import Queue
 
 HOUR_S = 3600.0
 SWEEP_TIMEOUT_S = 30.0

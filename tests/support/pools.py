@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leanq.local import Pool
-from support.sandboxes import children
+from support.lean.sandboxes import children
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ from typing import IO, Any
 from leanq.queue.settings import Settings
 from support.command_server import COMMAND_TIMEOUT_S, Command
 from support.fleets import until
+from support.lean.sandboxes import busy, children, marked
 from support.paths import ROOT, SAMPLES
-from support.sandboxes import busy, children, marked
 
 # As the installed script does it, with an interpreter of its own.
 LEANQ = (sys.executable, "-c", "from leanq.__main__ import main; main()")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from mcp import Client
-from support.provers import QED, TableProver
+from support.trainers.provers import QED, TableProver
 
 from leanq.local import Pool
 from leanq.trainers.mcp_server import make_server

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import redis
-from support.queues import Queue
-from support.replays import attempts, learner, names, open_memory
+from support.queue.queues import Queue
 from support.servers import Server
+from support.trainers.replays import attempts, learner, names, open_memory
 from support.waiting import eventually
 
 from leanq.errors import (

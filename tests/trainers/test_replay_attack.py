@@ -13,9 +13,9 @@ import redis
 from click.testing import CliRunner
 from support.fleets import echo_body, submission
 from support.metrics import parsed, scrape
-from support.queues import Queue
-from support.replays import attempts, names, open_memory
+from support.queue.queues import Queue
 from support.servers import Server
+from support.trainers.replays import attempts, names, open_memory
 
 from leanq.cli import cli
 from leanq.errors import UsageError

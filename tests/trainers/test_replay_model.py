@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.queues import Queue
-from support.replays import open_memory
+from support.queue.queues import Queue
+from support.trainers.replays import open_memory
 
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings

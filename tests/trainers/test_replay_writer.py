@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass, field
 
 import pytest
-from support.replays import names, open_memory
 from support.servers import Server
+from support.trainers.replays import names, open_memory
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UsageError

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.provers import QED, TableProver
+from support.trainers.provers import QED, TableProver
 
 from leanq.client import LeanQClient
 from leanq.errors import DataError, UnavailableError, UsageError

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from support.gateways import Gateway
+from support.gateway.gateways import Gateway
 from support.paths import ROOT
-from support.provers import Flatterer
+from support.trainers.provers import Flatterer
 
 from leanq.trainers.reward_server import make_app
 from leanq.trainers.rewards import LeanReward, proof_text

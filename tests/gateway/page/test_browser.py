@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
-from support.gateways import Gateway, Scripted, key_file, new_gateway
-from support.pages import HOSTILE, Browser, bury, decide, new_browser, note_a_day
-from support.queues import Queue
-from support.records import done
+from support.campaigns.records import done
+from support.gateway.gateways import Gateway, Scripted, key_file, new_gateway
+from support.gateway.pages import HOSTILE, Browser, bury, decide, new_browser, note_a_day
+from support.queue.queues import Queue
 from support.waiting import eventually
 
 from leanq.campaigns.campaign import Campaign

@@ -18,11 +18,11 @@ import httpx2
 import pytest
 import redis
 from fastapi import Request, Response
+from support.campaigns.records import done
 from support.fleets import working
-from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
-from support.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a_day
-from support.queues import Queue
-from support.records import done
+from support.gateway.gateways import STATE, Gateway, Scripted, key_file, new_gateway
+from support.gateway.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a_day
+from support.queue.queues import Queue
 from support.servers import Server, own_server
 from support.terminals import Terminal
 from support.waiting import eventually

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.pages import HOSTILE
+from support.gateway.pages import HOSTILE
 
 from leanq.gateway.page.requests import listing
 from leanq.gateway.page.texts import LONGEST_LINE, marked_line, visible

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from support.images import Image, Lean
+from support.lean.images import Image, Lean
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import Name

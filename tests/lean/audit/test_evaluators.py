@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.images import Lean
-from support.search_paths import with_folders
-from support.sites import Site, check
+from support.lean.images import Lean
+from support.lean.search_paths import with_folders
+from support.lean.sites import Site, check
 
 from leanq.errors import SandboxError
 from leanq.lean.audit.evaluators import evaluators, scan

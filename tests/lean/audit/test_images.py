@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.images import Image as Writer
+from support.lean.images import Image as Writer
 
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.layouts import Damaged

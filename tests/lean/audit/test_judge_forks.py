@@ -18,9 +18,9 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from support.images import Lean
+from support.lean.images import Lean
+from support.lean.trees import PRELUDE, TREES
 from support.paths import ROOT
-from support.trees import PRELUDE, TREES
 from support.waiting import eventually
 
 from leanq.lean.audit.judge_client import Judgement, Judges
@@ -243,7 +243,7 @@ ODD = ("refuses", "disagrees", "dies", "dies as it prints", "has threads")
 def forked(orders: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The answers of a process that forks, to such orders."""
     done = subprocess.run(
-        [sys.executable, "-m", "support.judge_bench"],
+        [sys.executable, "-m", "support.lean.judge_bench"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))},
         input=json.dumps(orders),
         capture_output=True,

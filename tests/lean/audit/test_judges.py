@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.images import Image as Writer
-from support.images import Lean
-from support.trees import PRELUDE, TREES
+from support.lean.images import Image as Writer
+from support.lean.images import Lean
+from support.lean.trees import PRELUDE, TREES
 from support.waiting import eventually
 
 from leanq.lean.audit import judge_client, judge_lean

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.layouts import LAYOUTS, Layout, write_module
+from support.lean.layouts import LAYOUTS, Layout, write_module
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import Import

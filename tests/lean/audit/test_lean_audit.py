@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.sites import LOOKALIKE, Site, check, sample
+from support.lean.sites import LOOKALIKE, Site, check, sample
 
 # The audit
 

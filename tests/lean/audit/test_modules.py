@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from support.images import Lean
+from support.lean.images import Lean
 
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts

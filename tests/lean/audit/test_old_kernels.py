@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
-from support.images import Image as Writer
-from support.other_lean import compile_module, open_other, other_lean
+from support.lean.images import Image as Writer
+from support.lean.other_lean import compile_module, open_other, other_lean
 
 from leanq.lean.audit import shapes
 from leanq.lean.audit.image import Image, Name

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.images import Image, Lean
+from support.lean.images import Image, Lean
 
 from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit import image as image_module

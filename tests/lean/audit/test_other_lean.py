@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.layouts import as_of_4_9
-from support.other_lean import CORE, INIT, compile_module, open_other, other_lean
+from support.lean.layouts import as_of_4_9
+from support.lean.other_lean import CORE, INIT, compile_module, open_other, other_lean
+from support.lean.search_paths import with_folders
+from support.lean.sites import new_site
 from support.paths import ROOT
-from support.search_paths import with_folders
-from support.sites import new_site
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import Image

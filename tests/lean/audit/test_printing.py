@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.images import Lean
-from support.statements import OWN, PROPOSITIONS, UNUSED, check_what_is_printed
+from support.lean.images import Lean
+from support.lean.statements import OWN, PROPOSITIONS, UNUSED, check_what_is_printed
 
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts

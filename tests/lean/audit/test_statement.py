@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.images import Image as Writer
-from support.images import Lean
-from support.mutations import MUTATIONS, Sample, mutated
-from support.second_reader import SecondReader, Tree, Trees
+from support.lean.images import Image as Writer
+from support.lean.images import Lean
+from support.lean.mutations import MUTATIONS, Sample, mutated
+from support.lean.second_reader import SecondReader, Tree, Trees
 
 from leanq.lean.audit.image import Image, Raw
 from leanq.lean.audit.layouts import Damaged

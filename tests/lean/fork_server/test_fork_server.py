@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
-from support.forks import (
+from support.lean.forks import (
     COMPILE,
     LIMITS,
     RULES,
@@ -31,10 +31,10 @@ from support.forks import (
     opened,
     was_forked,
 )
-from support.lean_texts import lean_texts
+from support.lean.lean_texts import lean_texts
+from support.lean.sandboxes import children, running
+from support.lean.sites import Site
 from support.paths import SAMPLES
-from support.sandboxes import children, running
-from support.sites import Site
 from support.waiting import eventually
 
 from leanq.errors import SandboxError

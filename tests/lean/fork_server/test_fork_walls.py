@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.preloaded_standin import ENDLESS, KEPT
-from support.python_zygote import (
+from support.lean.preloaded_standin import ENDLESS, KEPT
+from support.lean.python_zygote import (
     FIRST_FORK,
     family,
     forked,
@@ -25,7 +25,7 @@ from support.python_zygote import (
     python_in_place_of_lean,
     python_zygote,
 )
-from support.sandboxes import GENEROUS, MB, PYTHON, children, needs, running
+from support.lean.sandboxes import GENEROUS, MB, PYTHON, children, needs, running
 from support.waiting import eventually
 
 from leanq.errors import SandboxError

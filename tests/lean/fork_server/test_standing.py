@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sandboxes import PYTHON, children
-from support.sites import Site
+from support.lean.sandboxes import PYTHON, children
+from support.lean.sites import Site
 from support.waiting import eventually
 
 from leanq.errors import SandboxError

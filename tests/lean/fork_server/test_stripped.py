@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.other_lean import COMMIT, open_other, other_lean
-from support.sites import new_site
+from support.lean.other_lean import COMMIT, open_other, other_lean
+from support.lean.sites import new_site
 from support.waiting import eventually
 
 from leanq.lean.environment import Environment

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from support.lean.sites import Site, check
+from support.lean.tiny import BAD, GOOD
 from support.paths import TRANSCRIPTS
-from support.sites import Site, check
-from support.tiny import BAD, GOOD
 
 from leanq.lean.repl import driver as driver_module
 from leanq.queue.requests import Reply

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Collection
 
 import pytest
-from support.sandboxes import marked
-from support.sites import Site, check
-from support.tiny import BAD, GOOD, HEAD, verdict
+from support.lean.sandboxes import marked
+from support.lean.sites import Site, check
+from support.lean.tiny import BAD, GOOD, HEAD, verdict
 
 from leanq.lean.repl.driver import ReplDriver
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.sandboxes import busy, marked
-from support.sites import SELDOM, Site, check
-from support.tiny import BAD, GOOD, HEAD, verdict
+from support.lean.sandboxes import busy, marked
+from support.lean.sites import SELDOM, Site, check
+from support.lean.tiny import BAD, GOOD, HEAD, verdict
 from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError, UsageError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.sites import SELDOM, Site, check
+from support.lean.sites import SELDOM, Site, check
 
 from leanq.lean.repl.driver import ReplDriver
 from leanq.queue.requests import Reply, Request

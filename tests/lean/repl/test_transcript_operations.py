@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.lean.sites import Site, check
 from support.paths import TRANSCRIPTS
-from support.sites import Site, check
 
 from leanq.lean.recipes import Source, Tactic, record_after, record_id
 from leanq.lean.repl.driver import ReplDriver

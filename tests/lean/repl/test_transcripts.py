@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.lean.sandboxes import GENEROUS, PYTHON
+from support.lean.sites import STANDIN
 from support.paths import TRANSCRIPTS
-from support.sandboxes import GENEROUS, PYTHON
-from support.sites import STANDIN
 
 from leanq.errors import ReplError
 from leanq.lean.repl.protocol import Elaborated, Refused, Stepped, read_answer

@@ -14,7 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.sandboxes import GENEROUS, MB, MODES, marked, new_marker, opened, output, python, run
+from support.lean.sandboxes import (
+    GENEROUS,
+    MB,
+    MODES,
+    marked,
+    new_marker,
+    opened,
+    output,
+    python,
+    run,
+)
 from support.waiting import eventually
 
 from leanq.lean.sandbox import cgroup

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes import (
+from support.lean.sandboxes import (
     MODES,
     PYTHON,
     children,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.sandboxes import (
+from support.lean.sandboxes import (
     DAEMON,
     GENEROUS,
     MB,

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
-from support.sandboxes import (
+from support.lean.sandboxes import (
     DAEMON,
     MODES,
     PYTHON,
@@ -26,6 +25,7 @@ from support.sandboxes import (
     run,
     running,
 )
+from support.paths import ROOT
 from support.waiting import eventually
 
 from leanq.errors import SandboxError

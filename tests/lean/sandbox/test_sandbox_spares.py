@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.fleets import until
-from support.sandboxes import (
+from support.lean.sandboxes import (
     GENEROUS,
     MB,
     MODES,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.sandboxes import GENEROUS, MB, MODES, opened, run
-from support.sites import Site, check
+from support.lean.sandboxes import GENEROUS, MB, MODES, opened, run
+from support.lean.sites import Site, check
 
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.sandbox.scratch import disk_bytes

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import bpf
+from support.lean import bpf
+from support.lean.sandboxes import MODES, needs, opened, output, run
 from support.paths import ROOT
-from support.sandboxes import MODES, needs, opened, output, run
 
 from leanq.lean.sandbox.sandbox import Sandbox
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.sandboxes import (
+from support.lean.sandboxes import (
     GENEROUS,
     MB,
     MODES,

@@ -18,7 +18,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.machines import Machine, Shelf, content
+from support.lean.machines import Machine, Shelf, content
 from support.paths import TESTS
 
 from leanq.lean.snapshots.cache import SnapshotCache
@@ -104,7 +104,7 @@ async def test_the_same_snapshot_twice(tmp_path: Path, nothing: MemoryStates) ->
 WORKER = """
 import asyncio, random, sys
 from pathlib import Path
-from support.machines import Machine, content
+from support.lean.machines import Machine, content
 from leanq.states import MemoryStates
 
 async def work(folder, seed, rounds):

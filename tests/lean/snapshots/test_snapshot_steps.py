@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.eager import eager_driver, standing_driver
 from support.fleets import look, until
-from support.machines import Shelf
+from support.lean.eager import eager_driver, standing_driver
+from support.lean.machines import Shelf
 from support.paths import ROOT, SUPPORT, TESTS
 from support.waiting import eventually
 
@@ -224,7 +224,7 @@ def start_worker(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
     environ = {name: text for name, text in os.environ.items() if name[:6] != "LEANQ_"}
     environ |= {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix, "LEANQ_LEASE_S": "2"}
     environ |= {"LEANQ_CACHE": str(folder), "PYTHONPATH": f"{TESTS}:{ROOT}"}
-    return subprocess.Popen([sys.executable, str(SUPPORT / "eager.py")], env=environ)
+    return subprocess.Popen([sys.executable, str(SUPPORT / "lean" / "eager.py")], env=environ)
 
 
 def snapshot_keys(settings: Settings, kind: str) -> list[bytes]:

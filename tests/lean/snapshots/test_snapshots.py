@@ -16,8 +16,8 @@ from typing import Any
 import msgpack
 import pytest
 from msgspec import structs
-from support.machines import Machine, Shelf, content
-from support.stores import open_store
+from support.lean.machines import Machine, Shelf, content
+from support.queue.stores import open_store
 
 from leanq.errors import UnavailableError
 from leanq.lean.environment import Environment

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from support.sites import Site, sample
+from support.lean.sites import Site, sample
 
 from leanq.lean.examples import example_names
 from leanq.lean.lean_driver import LeanDriver
