@@ -18,12 +18,18 @@ import pytest
 import leanq
 from leanq import errors
 from leanq.errors import DataError, LeanQError, WorkerError
+from leanq.queue.requests import Reply
 
 # Libraries that have environments of their own: those of trainers, and Ray.
 ELSEWHERE = {"openenv", "ray", "verifiers"}
 MOST_NAMES = 32
 MOST_MODULES = 30
-VALUES: dict[str, object] = {"text": "what came", "retry_after_s": 1.5, "right": "what lacks"}
+VALUES: dict[str, object] = {
+    "text": "what came",
+    "retry_after_s": 1.5,
+    "right": "what lacks",
+    "reply": Reply("timeout"),
+}
 
 
 def subclasses(kind: type[LeanQError]) -> Iterator[type[LeanQError]]:

@@ -54,8 +54,8 @@ class TimedOutError(ReplError):
     """The command alone has spent its budget of time, as ``reply`` says, and the process is
     gone."""
 
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.messages[-1].text)
+    def __init__(self, text: str, reply: Reply) -> None:
+        super().__init__(text, reply)
         self.reply = reply
 
 
@@ -246,7 +246,8 @@ class Session:
         self.cpu_s += cpu_s
         if exit_.stopped in ("cpu", "wall") and not restless:
             own = replace(exit_, cpu_s=cpu_s)
-            raise TimedOutError(classify_end((), own, limits, self._process.stderr_tail))
+            reply = classify_end((), own, limits, self._process.stderr_tail)
+            raise TimedOutError(reply.messages[-1].text, reply)
         raise ReplError(await self._last_words("before it had answered"))
 
     async def end(self) -> None:
