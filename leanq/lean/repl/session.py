@@ -186,7 +186,10 @@ class Session:
         key = header_key(header)
         if key in self._imported:
             return True
-        answer = await self.ask(elaborate(key), _HEADER_LIMITS)
+        try:
+            answer = await self.ask(elaborate(key), _HEADER_LIMITS)
+        except TimedOutError as error:
+            raise ReplError(f"its imports do not end: {error}") from None
         if not isinstance(answer, Elaborated) or Printed(answer.messages).failed:
             return False
         self._imported[key] = answer
@@ -244,11 +247,11 @@ class Session:
         exit_ = await self._process.wait()
         cpu_s = exit_.cpu_s - self._spent_s
         self.cpu_s += cpu_s
+        words = await self._last_words("before it had answered")
         if exit_.stopped in ("cpu", "wall") and not restless:
             own = replace(exit_, cpu_s=cpu_s)
-            reply = classify_end((), own, limits, self._process.stderr_tail)
-            raise TimedOutError(reply.messages[-1].text, reply)
-        raise ReplError(await self._last_words("before it had answered"))
+            raise TimedOutError(words, classify_end((), own, limits, self._process.stderr_tail))
+        raise ReplError(words)
 
     async def end(self) -> None:
         """Ends the process. The sandbox can start another."""

@@ -17,12 +17,12 @@ from support.lean.sites import SELDOM, Site, check
 from support.lean.tiny import BAD, GOOD, HEAD, verdict
 from support.waiting import eventually
 
-from leanq.errors import SandboxError, ToolchainError, UsageError
+from leanq.errors import ReplError, SandboxError, ToolchainError, UsageError
 from leanq.lean import lean_driver as lean_module
 from leanq.lean.environment import Environment
 from leanq.lean.repl import session as session_module
 from leanq.lean.repl.program import find_repl
-from leanq.lean.repl.session import Recycling
+from leanq.lean.repl.session import Recycling, Session, TimedOutError
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.syntax import split_header
 from leanq.queue.requests import Request
@@ -311,6 +311,28 @@ async def test_a_program_that_says_nothing(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(session_module, "VERSION_LIMITS", limits)
     with pytest.raises(ToolchainError, match=r"did not answer within 0\.5 s"):
         await site.standin("--hang", "1")
+
+
+async def test_an_error_of_spent_time_is_one_line(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A candidate's output must not fill a log, and imports are no request's."""
+    limits = replace(session_module.VERSION_LIMITS, wall_s=0.5)
+    monkeypatch.setattr(session_module, "_HEADER_LIMITS", limits)
+    argv = ["/bin/sh", "-c", "echo one >&2; echo two >&2; exec sleep 60"]
+    sandbox = await Sandbox.open()
+    try:
+        session = await Session.start(sandbox, argv, {"PATH": "/bin:/usr/bin"})
+        with pytest.raises(TimedOutError) as spent:
+            await session.ask({"cmd": "#check 1"}, limits)
+        session = await Session.start(sandbox, argv, {"PATH": "/bin:/usr/bin"})
+        with pytest.raises(ReplError, match="its imports do not end") as endless:
+            await session.load(split_header("import Library\n"))
+    finally:
+        await sandbox.close()
+    for text in map(str, (spent.value, endless.value)):
+        assert "\n" not in text
+        assert "the request allows" not in text
 
 
 async def test_a_banner_is_no_answer(site: Site) -> None:
