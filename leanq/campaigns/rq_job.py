@@ -80,7 +80,9 @@ async def _run(campaign: Campaign, reporter: _Reporter) -> End:
         reporter.counts = dict(Counter(map(kind, read_results(campaign.out))))
         return "finished"
     reporter.fingerprint = open_dataset(campaign.data, campaign.fields).fingerprint
-    if started_with and whole and started_with != reporter.fingerprint:
+    # Not only if they are whole: a retry may have died before it kept any of their records.
+    is_there = os.path.exists(campaign.out)
+    if started_with and is_there and started_with != reporter.fingerprint:
         raise UsageError(
             f"{campaign.data} has changed since {campaign.out} was written; "
             "submit a new campaign for it"
