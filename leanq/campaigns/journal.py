@@ -27,7 +27,8 @@ from leanq.queue.requests import LEAN_VERDICTS
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE done (line INTEGER, sample INTEGER, record BLOB NOT NULL, PRIMARY KEY (line, sample));
+CREATE TABLE done (line INTEGER NOT NULL, sample INTEGER NOT NULL, record BLOB NOT NULL,
+                   PRIMARY KEY (line, sample));
 CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE problems (problem BLOB PRIMARY KEY, solved INTEGER NOT NULL) WITHOUT ROWID;
 """
@@ -187,8 +188,10 @@ class Journal:
             write_results(self.out, (json.loads(record) for (record,) in found))
             os.remove(self._path)
             self.close()
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             raise _cannot_write(self.out, error) from None
+        except sqlite3.Error as error:
+            raise _cannot_write(self._path, error) from None
 
     def close(self) -> None:
         """Releases the journal's lock; what was not committed is lost."""
@@ -286,4 +289,10 @@ def _key(name: str | int) -> bytes:
 
 def _cannot_write(path: str, error: OSError | sqlite3.Error) -> UsageError:
     reason = error.strerror if isinstance(error, OSError) else str(error)
+    # Of SQLite's errors, only a damaged or foreign file has this class itself.
+    if type(error) is sqlite3.DatabaseError or "no such table" in str(error):
+        return UsageError(
+            f"{path} is damaged, or no journal of this version of leanq: {reason}; remove it, and "
+            "the campaign begins again"
+        )
     return UsageError(f"{path} cannot be written: {reason}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import shutil
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -261,9 +263,51 @@ def test_files_that_are_no_journals(out: str) -> None:
     journal.close()
     text = "not a database, but long enough to be taken for one" * 99
     Path(out + ".part").write_text(text)
-    with pytest.raises(UsageError, match=r"part cannot be written: file is not a database"):
+    with pytest.raises(UsageError, match=r"part is damaged, .*: file is not a database; remove it"):
         Journal(out, PURPOSE)
     assert Path(out + ".part").read_text() == text
+
+
+def test_files_of_other_programs_and_cut_ones_are_no_journals(out: str) -> None:
+    part = Path(out + ".part")
+    with contextlib.closing(sqlite3.connect(part)) as other:
+        other.execute("CREATE TABLE theirs (a)")
+    theirs = part.read_bytes()
+    with pytest.raises(UsageError, match=r"part is damaged, .*: no such table: meta; remove it"):
+        Journal(out, PURPOSE)
+    assert part.read_bytes() == theirs
+    part.unlink()
+    journal = Journal(out, PURPOSE)
+    for line in range(1, 100):
+        journal.add(record(line, 0, "accepted", 999 * "x"))
+    journal.commit(100)
+    journal.close()
+    os.truncate(part, part.stat().st_size // 2)
+    with pytest.raises(UsageError, match=r"part is damaged, .*malformed; remove it"):
+        Journal(out, PURPOSE)
+
+
+def test_a_damaged_journal_is_named_where_results_are_written(out: str) -> None:
+    journal = Journal(out, PURPOSE)
+    for line in range(1, 1000):
+        journal.add(record(line, 0, "accepted", 9999 * "x"))
+    journal.commit(1000)
+    with open(out + ".part", "r+b") as stream:
+        stream.seek(os.path.getsize(out + ".part") // 10)
+        stream.write(bytes(8 << 20))
+    with pytest.raises(UsageError, match=r"part is damaged, .*malformed; remove it"):
+        journal.finish()
+    journal.close()
+    assert not os.path.exists(out)
+
+
+def test_records_without_a_place_are_not_retried(out: str) -> None:
+    text = '{"id": "a", "line": 1, "sample": null, "verdict": "accepted"}\n'
+    Path(out).write_text(text)
+    with pytest.raises(UsageError, match="NOT NULL constraint failed"):
+        Journal(out, PURPOSE, retry=True)
+    assert os.listdir(Path(out).parent) == ["out.jsonl"]
+    assert Path(out).read_text() == text
 
 
 def test_results_that_cannot_be_written(tmp_path: Path) -> None:
