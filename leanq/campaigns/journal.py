@@ -240,6 +240,7 @@ class Journal:
             self._execute(statement)
         for record in read_results(self.out) if is_there else ():
             if record["verdict"] in LEAN_VERDICTS:
+                self._check_place(record)
                 self.line_of(record["id"], record["line"])
                 self.add(record)
                 if record["verdict"] == "accepted":
@@ -253,6 +254,15 @@ class Journal:
             spent_s="0",
             kept_rows=str(self.found_rows),
         )
+
+    def _check_place(self, record: dict[str, Any]) -> None:
+        for name in ("line", "sample"):
+            number = record.get(name, 0)
+            if not isinstance(number, int | float) or not 0 <= number < 1 << 63:
+                raise UsageError(
+                    f"{self.out}: a record of the id {record['id']!r:.60} has the {name} "
+                    f"{number!r:.60}; expected a number, as campaigns write it"
+                )
 
     def _meta(self, name: str) -> str:
         return str(self._one("SELECT value FROM meta WHERE name = ?", name))

@@ -301,10 +301,22 @@ def test_a_damaged_journal_is_named_where_results_are_written(out: str) -> None:
     assert not os.path.exists(out)
 
 
-def test_records_without_a_place_are_not_retried(out: str) -> None:
-    text = '{"id": "a", "line": 1, "sample": null, "verdict": "accepted"}\n'
+@pytest.mark.parametrize(
+    "place",
+    [
+        '"line": 1, "sample": null',
+        f'"line": {10**30}',
+        '"line": null',
+        '"line": "1"',
+        '"line": NaN',
+    ],
+)
+def test_records_without_a_place_are_not_retried(out: str, place: str) -> None:
+    text = f'{{"id": "a", {place}, "verdict": "accepted"}}\n'
     Path(out).write_text(text)
-    with pytest.raises(UsageError, match="NOT NULL constraint failed"):
+    with pytest.raises(
+        UsageError, match=r"a record of the id 'a' has the \w+ .*; expected a number"
+    ):
         Journal(out, PURPOSE, retry=True)
     assert os.listdir(Path(out).parent) == ["out.jsonl"]
     assert Path(out).read_text() == text
