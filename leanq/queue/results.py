@@ -431,12 +431,20 @@ def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], di
     for raw, number in stats:
         name = raw.decode(errors="replace")
         if name and not name.startswith("affinity:"):
-            (tallies if _TALLY.match(name) else counters)[name] = int(float(number))
+            (tallies if _TALLY.match(name) else counters)[name] = _count(number)
     for name, n in tallies.items():
         if kind := _SUMMED.get(name[:2]):
             total = f"{kind}:{name.rpartition(':')[2]}"
             counters[total] = counters.get(total, 0) + n
     return counters, tallies
+
+
+def _count(number: bytes) -> int:
+    """Reads a count as scripts do: what is no number counts as 0."""
+    try:
+        return int(float(number))
+    except (ValueError, OverflowError):
+        return 0
 
 
 @dataclass(slots=True, frozen=True)

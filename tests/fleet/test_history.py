@@ -10,7 +10,7 @@ from leanq.fleet.history import Measure, Period, measures, periods
 from leanq.fleet.stats import Times, environments_of
 from leanq.lean.environment import Environment
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.results import Status, read_minute
+from leanq.queue.results import Status, read_minute, read_stats
 from leanq.queue.settings import Settings
 
 MINUTE_MS = 60_000
@@ -153,6 +153,11 @@ def test_a_total_of_no_bucket_is_left_out(kind: str) -> None:
     status = Status({}, {}, (), (), {}, 0, tallies={"s:a": 3, **found})
     (stats,) = environments_of(status).values()
     assert (stats.submitted, stats.waited, stats.ran, stats.took) == (3, *3 * [Times()])
+
+
+def test_a_count_that_is_no_number_is_zero() -> None:
+    odd = {b"s:a": b"x", b"s:b": b"inf", b"s:c": b"nan", b"s:d": b"2.0"}
+    assert read_stats(odd.items())[1] == {"s:a": 0, "s:b": 0, "s:c": 0, "s:d": 2}
 
 
 def test_no_notes() -> None:
