@@ -26,6 +26,7 @@ def state(fleet: Settings) -> str:
         return lean.check(THEOREM).result().sorries[0].state
 
 
+@pytest.mark.slow
 def test_step_by_step(client: Terminal, state: str) -> None:
     (line,) = client.run("submit", "--json", client.file("t.lean", THEOREM)).lines
     (sorry,) = line["sorries"]

@@ -58,6 +58,7 @@ def of(code: str, *said: bytes, stderr: bytes = b"", stopped: Any = None) -> Rep
 # Real Lean
 
 
+@pytest.mark.slow
 async def test_the_heaviest_declaration_comes_first(site: Site) -> None:
     driver = await site.driver()
     reply = await driver.run(check(SLOW, profile=True))

@@ -239,6 +239,7 @@ def test_a_long_text_is_looked_through_at_once(core: Environment) -> None:
     assert forkable_header(core, text + "-- IO.Sleep\n") is None
 
 
+@pytest.mark.slow
 async def test_a_header_that_comes_again_is_preloaded(core: Environment) -> None:
     async with opened(core, forked=True) as lean:
         async with lean.slot() as slot:
