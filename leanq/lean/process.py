@@ -33,7 +33,7 @@ MODULE = "LeanqSubmission"
 _COMPILE = ("-o", f"{MODULE}.olean")
 _SNAPSHOT = "snapshot"
 PROFILER = "-Dprofiler=true"
-# Such a Lean starts for its text: another run of the same prints something else.
+# Lean starts anew with these: a second run of the same text prints something else.
 _NOT_FORKED = ("--incr", PROFILER)
 # With them Lean says at its end how long it took to import, and of no single piece of work.
 _TIMED = (PROFILER, "-Dprofiler.threshold=1000000")

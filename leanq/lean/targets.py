@@ -176,7 +176,7 @@ class Targets:
         if hash_bytes(data) != manifest.digest:
             return None
         of, file, ending = msgspec.msgpack.decode(data, type=_Kept)
-        # Who can write to the folder may rename a target, and need not write one.
+        # A user who can write to the folder could rename a target without writing one.
         return _Compiled.of(file, ending) if of == key else None
 
     def _save(self, key: str, compiled: _Compiled) -> None:

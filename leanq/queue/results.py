@@ -346,7 +346,7 @@ def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
 
 
 class Use(NamedTuple):
-    """What runs cost: a number of ``what``, as the accounts of a day keep it.
+    """A number of ``what`` that runs used, as the accounts of a day keep it.
 
     Attributes:
         tenant, campaign: ``""`` for none, and for those beyond the names that a day has room for.

@@ -1,4 +1,4 @@
-"""What a campaign writes into a replay memory, and what trouble with it does to the campaign."""
+"""Campaigns that write into a replay memory, also into one that makes trouble."""
 
 from __future__ import annotations
 

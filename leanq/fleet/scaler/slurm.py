@@ -94,7 +94,7 @@ async def _run(*command: str) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            # What Slurm tells the scaler's own job must not become the workers' options.
+            # Slurm's variables for the scaler's own job must not become the workers' options.
             env={name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

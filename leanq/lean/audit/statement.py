@@ -430,8 +430,8 @@ def _compare_uses(
         for name, numbers, _ in theirs.open_constants()
     }
     new = frozenset[Use]().union(*found.values())
-    # It reaches those of other declarations unseen, by unfolding these. What calls itself once more
-    # can prove more by what stands behind `decreasing_by`.
+    # It reaches those of other declarations unseen, by unfolding these. A definition that calls
+    # itself once more can prove more by the text behind `decreasing_by`.
     changing = {
         mark
         for mark in beside.intersection(unseen)

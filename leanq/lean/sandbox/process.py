@@ -162,8 +162,8 @@ class Process:
         return await self._renewed
 
     def renew_untold(self, limits: Limits) -> None:
-        """Does the same, without waiting for it and for its usage. What it spends until the
-        supervisor hears of it counts against the limits before."""
+        """Does the same, without waiting for it and for its usage. Until the supervisor hears of
+        it, the program spends what the limits before allow."""
         self._renew(limits, is_told=False)
 
     def _renew(self, limits: Limits, *, is_told: bool) -> None:
