@@ -10,9 +10,11 @@ In the order in which to read them::
     operator_queue.py  calls of operators: status, pauses, weights, dead letters
     lua/            the scripts: a file each, and the parts that they share
     scripts.py      the arguments of each script, and how its text is put together
+    records.py      requests as bytes in Redis
     results.py      the values that go into the transitions and come out of them
     wire.py         requests and replies as msgpack
     connection.py   a connection to the server, on which calls take turns
+    trial.py        every script run once, to know whether a server takes them
     metrics.py      every metric, named once
     settings.py     every setting, declared once
     tasks.py        work that a cancellation must not cut short

@@ -10,11 +10,13 @@ from operator import attrgetter
 from leanq.errors import QueueFullError, UnavailableError
 from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.results import (
-    Aliased,
+    VERSION,
     Became,
     Submission,
     Submitted,
+    Unreadable,
     is_record,
+    unreadable_of,
 )
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.shard import Shard, new_token, text_of
@@ -85,7 +87,7 @@ class ClientQueue:
             )
         became: list[Submitted] = [Became.QUEUED] * len(batch)
         for number, answer in zip(answers[::2], answers[1::2], strict=True):
-            became[number - 1] = Became(answer) if isinstance(answer, int) else _told(answer)
+            became[number - 1] = _became(answer) if isinstance(answer, int) else answer
         return became
 
     async def _remove_left_uploads(self) -> None:
@@ -102,13 +104,18 @@ class ClientQueue:
         answers = await self.shard.run("cancel", request_ids=request_ids)
         return [a == 1 for a in answers]
 
-    async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
+    async def lookup(
+        self, client: str, request_ids: Sequence[str]
+    ) -> list[bytes | bool | Unreadable]:
         """Returns each request's reply, True while it is in flight, or False if it is unknown.
 
-        It attaches ``client`` to requests in flight, and expires those that missed their deadline.
+        A request in flight may also be unreadable to this release. The call attaches ``client`` to
+        requests in flight, and expires those that missed their deadline.
         """
         answers = await self.shard.run("lookup", client=client, request_ids=request_ids)
-        return [a > 0 if isinstance(a, int) else a for a in answers]
+        return [
+            a if not isinstance(a, int) else unreadable_of(a) if a < 0 else a > 0 for a in answers
+        ]
 
     async def read_inbox(
         self, client: str, after: str, block_ms: int, *, extend: bool = True
@@ -145,25 +152,36 @@ class ClientQueue:
         (found,) = await self.shard.ask(("MGET", *names))
         return [None if data is None or is_record(data) else data for data in found]
 
-    async def served(self) -> set[str]:
-        """Returns the environments of living workers; clients' users may ask this."""
+    async def served(self, *, early: bool = False) -> set[str]:
+        """Returns the environments of living workers; clients' users may ask this.
+
+        ``early``: of workers of releases whose records have version 1 or 2.
+        """
+        tag = self.shard.keys.lasting if early else self.shard.keys.tag
         ((seconds, _),) = await self.shard.ask(("TIME",))
         living, names = await self.shard.ask(
-            ("ZCOUNT", self.shard.keys.of("workers"), int(seconds) * 1000, "+inf"),
+            ("ZCOUNT", f"{tag}:workers", int(seconds) * 1000, "+inf"),
             # The longest leases come first, so the first so many names are the living workers.
-            ("ZREVRANGE", self.shard.keys.of("workers"), 0, -1),
+            ("ZREVRANGE", f"{tag}:workers", 0, -1),
         )
         # Add one name that no worker has: HMGET without any name is an error.
-        (found,) = await self.shard.ask(("HMGET", self.shard.keys.of("info"), "", *names[:living]))
+        (found,) = await self.shard.ask(("HMGET", f"{tag}:info", "", *names[:living]))
         return {name for info in found if info for name in environments_in(info_of(info))}
 
+    async def unread(self, environment: str) -> str:
+        """Returns why workers of another release do not take this client's requests; else ""."""
+        key = self.shard.keys.of("wait", environment, "left", VERSION)
+        (left,) = await self.shard.ask(("LLEN", key))
+        own = f"records of version {VERSION}, as this release of leanq writes them"
+        if left:
+            return f"workers of another release left {left:,} requests with {own}"
+        if environment in await self.served(early=True):
+            return f"the workers that are alive are of an earlier release, which cannot read {own}"
+        return ""
 
-def _told(answer: bytes) -> Submitted:
-    """Returns a reply, or the environment of a request that an alias led there."""
-    if answer.startswith(b"\x93"):
-        return answer
-    environment, _, reply = answer.partition(b"\0")
-    return Aliased(text_of(environment), reply)
+
+def _became(answer: int) -> Submitted:
+    return unreadable_of(answer) if answer < 0 else Became(answer)
 
 
 def _next_id(position: str) -> str:

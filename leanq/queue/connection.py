@@ -27,6 +27,7 @@ from leanq.errors import (
     LoginError,
     NotPermittedError,
     QueueFullError,
+    RefusedError,
     UnavailableError,
     UsageError,
 )
@@ -53,6 +54,13 @@ _NO_FUNCTION = re.compile(r"(?i)function not found|unknown command|'fcall'")
 # Errors of a server that got no password.
 _NO_LOGIN = re.compile(r"(?i)already authenticated|authentication required|\bnoauth\b")
 _LOADED_ALREADY = "already exists"
+# Errors of a cluster or a server that will mend them by itself.
+_PASSING = (
+    redis_errors.AskError,
+    redis_errors.TryAgainError,
+    redis_errors.ClusterDownError,
+    redis_errors.MasterDownError,
+)
 _SCRIPTS_S = 60.0
 _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
@@ -126,6 +134,8 @@ class Link:
         self._turn = asyncio.Lock()
         self._client: redis.Redis | None = None
         self._url = ""
+        # The server's name and version.
+        self._server = ""
         # How often it was closed: a call that began before leaves no connection behind.
         self._closings = 0
         # The monotonic time until which EVALSHA replaces FCALL, by the library's name.
@@ -141,6 +151,7 @@ class Link:
 
         Raises:
             QueueFullError: the server is out of memory.
+            RefusedError: the server answered with an error.
             UnavailableError: no answer; the call may or may not have happened.
         """
         closings = self._closings
@@ -181,6 +192,11 @@ class Link:
                             continue
                     elif not isinstance(error, redis_errors.ResponseError):
                         await self._disconnect()
+                    elif not isinstance(error, _PASSING):
+                        raise RefusedError(
+                            f"{self._address.name} ({self._server or 'of an unknown version'}) "
+                            f"answers with an error: {_text(error)}"
+                        ) from None
                     raise UnavailableError(failed) from None
             raise UnavailableError(
                 sent_on or f"the cluster of {without_password(url)} sends from node to node"
@@ -199,7 +215,13 @@ class Link:
         return await self.call(converse, block_s)
 
     async def run(
-        self, script: str, key: str, args: Sequence[Any], uploads: Sequence[Sequence[Any]] = ()
+        self,
+        script: str,
+        key: str,
+        args: Sequence[Any],
+        uploads: Sequence[Sequence[Any]] = (),
+        *,
+        comes: bool,
     ) -> Any:
         """Runs a script and returns its answer; raises as :meth:`call`.
 
@@ -207,8 +229,12 @@ class Link:
         Otherwise it runs as a script, which costs the server more. ``uploads`` are commands sent
         before it that put values into the server's memory. The script has to detect uploads that a
         full memory refused.
+
+        ``comes``: others load it for users who may not. Otherwise such a user lacks a right.
         """
-        return await self.call(lambda client: self._evaluated(client, script, key, args, uploads))
+        return await self.call(
+            lambda client: self._evaluated(client, script, key, args, uploads, comes)
+        )
 
     async def load(self, scripts: Iterable[str]) -> None:
         """Loads scripts for users who may call but not load them; raises as :meth:`call`.
@@ -231,6 +257,7 @@ class Link:
         key: str,
         args: Sequence[Any],
         uploads: Sequence[Sequence[Any]],
+        comes: bool,
     ) -> Any:
         library = library_of(script)
         if time.monotonic() >= self._scripts_until_s.get(library.function, 0.0):
@@ -257,6 +284,8 @@ class Link:
         except redis_errors.NoPermissionError:
             # The user who loads the script may load it as a library.
             self._scripts_until_s.pop(library.function, None)
+            if not comes:
+                raise
             raise UnavailableError(
                 f"{self._address.name} has not this release's scripts yet, which its workers load "
                 "(and its scaler), and this user may not"
@@ -306,6 +335,8 @@ class Link:
         # Some managed servers refuse CLUSTER, so ask only servers in cluster mode.
         with contextlib.suppress(redis_errors.ResponseError):
             hello = _about(await client.execute_command("HELLO"))
+            name, version = hello.get(b"server"), hello[b"version"]
+            self._server = b" ".join((name or b"a server", version)).decode(errors="replace")
             if hello.get(b"mode") == b"cluster":
                 ranges = await client.execute_command("CLUSTER", "SLOTS")
                 nodes = [node for _, _, *nodes in ranges for node in nodes]
@@ -333,6 +364,8 @@ def _new_client(url: str) -> redis.Redis:
             socket_timeout=None,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             socket_read_size=_READ_BYTES,
+            # redis-py 8 begins with HELLO 3 by itself, which some proxies do not know.
+            protocol=2,
             # Never resend a script whose answer was lost.
             retry=Retry(NoBackoff(), 0),
             **extra,
@@ -374,7 +407,7 @@ async def _converse(
     connection: Any, commands: Sequence[Sequence[Any]], uploads: int = 0
 ) -> list[Any]:
     """Returns the answers to commands; a full memory may refuse the first ``uploads`` of them."""
-    if await connection.can_read():
+    if await _is_stale(connection):
         # The server has closed the connection, and nothing was asked on it yet.
         await connection.disconnect()
     for packed in _pieces(commands):
@@ -392,6 +425,17 @@ async def _converse(
     if refused:
         raise refused
     return answers
+
+
+async def _is_stale(connection: Any) -> bool:
+    """Returns whether a connection has an end or answers that nobody asked for."""
+    if hasattr(connection, "can_read"):
+        return bool(await connection.can_read())
+    # redis-py before 8 tells an end by an error.
+    try:
+        return bool(await connection.can_read_destructive())
+    except redis_errors.ConnectionError:
+        return True
 
 
 def _pieces(commands: Sequence[Sequence[Any]]) -> Iterator[Sequence[bytes]]:

@@ -8,6 +8,11 @@ cluster, so that one script can change them together. A request id names its sha
 several, SHARD looks like ``0/3.7``: the first of three, and a number that spreads their slots
 evenly.
 
+The scripts of early releases lose requests whose records they cannot read. So the keys of requests
+and workers begin with ``{PREFIX:SHARD}{3}``, which those scripts never look at. What outlasts
+requests is shared with them: weights, accounts, states and replay memories begin with
+``{PREFIX:SHARD}`` alone.
+
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
 | ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
@@ -21,9 +26,9 @@ evenly.
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
 | ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
 | ``:weights`` | hash | tenant → its weight | the operator | the operator |
-| ``:aliases`` | hash | ``e:ALIAS`` → environment; ``t:TENANT`` → its default | alias | alias |
 | ``:shares:ENV:PRIORITY`` | hash | tenant → virtual time, mean | claim, release | time-to-live |
 | ``:quarantined:ENV`` | list | ids that wait for an isolated attempt | requeue | when empty |
+| ``:wait:ENV:left:VERSION`` | list | what claims cannot read: id, place | claim, … | time-to-live |
 | ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries not waiting | cancel | at 0 |
 | ``:processing:WORKER`` | sorted set | what it holds: id → run timeout, ms | claim | when empty |
 | ``:workers`` | sorted set | worker → end of its lease, ms | register, claim, renew | leave, reap |
@@ -61,8 +66,8 @@ evenly.
 | ``:replay:NAME:value`` | stream | the value beside it, by its version | replay_publish | dropped |
 | ``:replay:NAME:writer:ID`` | string | a writer's last write | replay_write | time-to-live |
 
-A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01. A detached request's
-record begins with 0x02, and its body is in ``:body:ID``. A reply begins with 0x93. The call that an
+A record (``lua/parts/record.lua`` has its layout) begins with a byte below 0x80, the version of its
+layout. A detached request's body is in ``:body:ID``. A reply begins with 0x93. The call that an
 upload was made for moves or removes it: ``submit`` (CALL is new with each) or ``claim`` (CALL is
 the lease's token).
 
@@ -77,9 +82,10 @@ the scaler's clock), ``target`` and ``order`` (workers wanted from now on, and b
 
 A replay memory is in one shard, which its name's hash chooses.
 
-One key belongs to no shard: ``{PREFIX:queue}:shape``, a hash with ``shards`` and ``lease_s``. The
-last worker that joined an empty fleet wrote it, and it stays for good. Processes that expect
-another number of shards have to find it, so no script touches it.
+One key belongs to no shard: ``{PREFIX:queue}{3}:shape``, a hash with ``shards`` and ``lease_s``.
+The last worker that joined an empty fleet wrote it, and it stays for good. Processes that expect
+another number of shards have to find it, so no script touches it. Its field ``refused`` says when
+(seconds since 1970), which worker and why, if a worker cannot join; it counts for two minutes.
 """
 
 from __future__ import annotations
@@ -95,6 +101,10 @@ from redis.crc import key_slot
 from leanq.errors import UsageError
 
 _SLOTS = 16384
+# Early releases look at keys without it.
+_QUEUE = "{3}"
+# What keys without it hold, of every release.
+_LASTING = frozenset(("weights", "account", "accounts", "states", "collect", "replay"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,11 @@ class Keys:
 
     @cached_property
     def tag(self) -> str:
+        """Returns how the keys of requests and workers begin."""
+        return f"{self.lasting}{_QUEUE}"
+
+    @cached_property
+    def lasting(self) -> str:
         """Returns the hash tag; of N shards the first has a slot in the first N-th of all slots.
 
         The tag has the number of shards, so a process that expects another number sees another
@@ -121,7 +136,8 @@ class Keys:
 
     def of(self, *parts: object) -> str:
         """Returns the key with these parts after the tag; see the table above."""
-        return ":".join((self.tag, *map(str, parts)))
+        tag = self.lasting if parts[0] in _LASTING else self.tag
+        return ":".join((tag, *map(str, parts)))
 
     def request(self, request_id: str) -> str:
         """Returns the key of a request, and afterwards of its reply."""
@@ -134,6 +150,11 @@ class Keys:
 
 def shape_key(prefix: str) -> str:
     """Returns the key of a queue's shape, the same for any number of shards."""
+    return f"{{{prefix}:queue}}{_QUEUE}:shape"
+
+
+def early_shape_key(prefix: str) -> str:
+    """Returns the same of releases whose records have version 1 or 2."""
     return f"{{{prefix}:queue}}:shape"
 
 

@@ -52,6 +52,9 @@ def _metrics(table: str) -> tuple[Metric, ...]:
 FLEET = _metrics("""
 gauge leanq_up: 1 while the exporter reaches every shard of the queue.
 gauge leanq_requests{environment, state}: Requests by state: waiting, held, running, quarantined.
+gauge leanq_other_release_requests{environment, version}: Requests that another release wrote, by
+    the version of their records, and that wait while none of its workers is known to be alive.
+gauge leanq_unaccounted_requests: Requests that neither wait nor run nor have ended.
 gauge leanq_oldest_waiting_seconds{environment}: Age of the oldest request that waits.
 gauge leanq_tenant_waiting{environment, tenant}: Requests that wait of the tenant with the most, one
     tenant of each priority.
@@ -122,6 +125,8 @@ counter leanq_worker_requests_total{verdict}: Requests that this worker has run.
 counter leanq_lean_starts_total{program}: Programs started in sandboxes.
 counter leanq_lean_deaths_total{reason}: Programs that died or met a limit.
 counter leanq_fork_server_total{event}: Preloaded headers and forks, by event.
+counter leanq_language_server_total{event}: Lean's language server and texts that it read, by
+    event.
 counter leanq_kernels_disagree_total: Texts that the environment's Lean takes, and the judge's
     kernel does not.
 counter leanq_worker_snapshots_total{event}: What became of snapshots here.

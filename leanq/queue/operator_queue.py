@@ -9,24 +9,25 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from leanq.errors import QueueFullError, UnknownEnvironmentError, UsageError
+from leanq.errors import QueueFullError, UnknownEnvironmentError, WireError
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.connection import RETRY_AFTER_S
 from leanq.queue.keys import retry_request_id
+from leanq.queue.records import InFlight, read_in_flight, read_record, version_of
 from leanq.queue.results import (
+    EARLY_VERSIONS,
     Became,
     DeadLetter,
-    InFlight,
     MemoryRow,
+    OthersRow,
     PriorityRow,
     Status,
     Use,
     WorkerRow,
+    added,
     merged,
     read_account,
-    read_in_flight,
     read_minute,
-    read_record,
     read_stats,
 )
 from leanq.queue.settings import Settings
@@ -75,12 +76,17 @@ class OperatorQueue:
             paused={text_of(k): int(v) / 1000 for k, v in pairs_of(answer["paused"])},
             decisions={text_of(k): v for k, v in pairs_of(answer["decisions"])},
             weights={text_of(k): float(v) for k, v in pairs_of(answer["weights"])},
-            aliases={text_of(k): text_of(v) for k, v in pairs_of(answer["aliases"])},
+            others=_others(answer["left"], answer["early_workers"], answer["early"]),
             memories={
                 text_of(name): MemoryRow.of(dict(pairs_of(about)))
                 for name, about in answer["memories"]
             },
         )
+
+    async def others(self) -> tuple[OthersRow, ...]:
+        """Returns what other releases wrote and waits in this shard."""
+        answer = await self.shard.run("others")
+        return _others(answer["left"], answer["workers"], answer["early"])
 
     async def set_paused(
         self, kind: Literal["environment", "tenant"], name: str, *, paused: bool
@@ -98,21 +104,6 @@ class OperatorQueue:
             await self.shard.call(lambda c: c.hdel(key, tenant))
         else:
             await self.shard.call(lambda c: c.hset(key, tenant, f"{weight:.12g}"))
-
-    async def set_alias(
-        self,
-        kind: Literal["environment", "tenant"],
-        name: str,
-        target: str,
-        *,
-        check: bool = True,
-        change: bool,
-    ) -> str:
-        """Lets a name stand for an environment; returns "", or the word of ``alias.lua`` for why
-        not."""
-        what = {"kind": kind[0], "name": name, "target": target, "check": check, "set": change}
-        why = await self.shard.run("alias", **what)
-        return text_of(why) if isinstance(why, bytes) else ""
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Stores the scaler's decisions on environments, for ten minutes after the last call."""
@@ -153,7 +144,11 @@ class OperatorQueue:
         return [text_of(request_id) for request_id in found]
 
     async def dead_letter(self, request_id: str) -> DeadLetter | None:
-        """Returns a letter of either kind, or None if there is none with this id."""
+        """Returns a letter of either kind, or None if there is none with this id.
+
+        Raises:
+            WireError: another release wrote it.
+        """
         letter = ("HGETALL", self.shard.keys.of("deadreq", request_id))
         flat, *died_ms = await self.shard.at_once(
             letter, *(("ZSCORE", key, request_id) for key in self._letters)
@@ -232,9 +227,17 @@ class OperatorQueue:
         answers = await self.shard.ask(*heads) if request_ids else []
         found = []
         for request_id, data in zip(request_ids, answers, strict=True):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, WireError):
                 found.append(read_in_flight(request_id, data))
         return found
+
+
+def _others(left: Any, workers: int, early: Any) -> tuple[OthersRow, ...]:
+    rows = [OthersRow(version, text_of(name), waiting) for version, name, waiting in left]
+    for name, waiting, record in early:
+        version = version_of(record) if record else max(EARLY_VERSIONS)
+        rows.append(OthersRow(version, text_of(name), waiting, workers))
+    return added(rows)
 
 
 async def send_again(queue: OperatorQueue, letter: DeadLetter) -> str:
@@ -258,52 +261,6 @@ async def send_again(queue: OperatorQueue, letter: DeadLetter) -> str:
     # Last: a letter sent twice is still one request, a letter dropped first could be lost.
     await queue.drop_dead(old.request_id)
     return new
-
-
-_REFUSALS = {
-    "alias": "{target!r} is an alias itself; name the environment",
-    "target": "an alias stands for {name!r}, so {name!r} cannot be an alias itself",
-    "offered": "{name!r} is an environment that workers offer or a scaler sizes; give it another "
-    "name there first, or choose another alias",
-    "waiting": "requests wait in the environment {name!r}; an alias would leave them there, so let "
-    "a worker end them first",
-}
-
-
-async def set_alias(
-    queues: Sequence[OperatorQueue],
-    kind: Literal["environment", "tenant"],
-    name: str,
-    target: str,
-) -> str:
-    """Lets a name stand for an environment from the next request on, in all shards of a queue.
-
-    Args:
-        kind: ``environment`` for an alias; ``tenant`` for what ``default`` is to the tenant.
-        target: the environment; for a tenant also an alias; "" to take it away.
-
-    Returns:
-        The environment that stands in the end; another operator may have been later.
-
-    Raises:
-        UsageError: the name or the target cannot be used so; the text says why.
-        UnknownEnvironmentError: no worker ever offered the target, and no scaler sizes it.
-    """
-    first, *others = queues
-    # Ask all shards before any is changed.
-    steps = [(queue, False) for queue in queues] + [(first, True)]
-    for queue, change in steps:
-        if why := await queue.set_alias(kind, name, target, change=change):
-            if why == "unknown":
-                raise await queue.shard.unknown(target)
-            raise UsageError(_REFUSALS[why].format(name=name, target=target))
-    # The first shard decides between operators who set it at the same time.
-    seen, field = None, f"{kind[0]}:{name}"
-    while (now := (await first.shard.aliases()).get(field, "")) != seen:
-        for queue in others:
-            await queue.set_alias(kind, name, now, check=False, change=True)
-        seen = now
-    return now
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import asdict, force_setattr, replace
+from msgspec.structs import asdict, force_setattr
 
 from leanq.errors import InvalidRequestError, NoRewardError
 from leanq.queue.settings import check_name
@@ -64,6 +64,10 @@ Reason = Literal[
     "judge_limit",
     "judge_unavailable",
     "kernels_disagree",
+    "library_unreadable",
+    "hole_open",
+    "hole_uses_hole",
+    "hole_left_out",
     "not_audited",
     "trusted_step",
     "withdrawn",
@@ -85,8 +89,10 @@ Rule = Literal[
     "axiom",  # an axiom that the caller allows, but that the candidate itself declares
     "hole_not_named",  # a definition whose value is a sorry, but that is not named as a hole
     "hole_uses_theorem",  # the value of a hole depends on a theorem to be proved
-    "hole_uses_hole",  # a tactic proves by what stands in for another hole of its text
+    "hole_open",  # what a hole states or holds rests on another hole, which is open
+    "hole_uses_hole",  # what a hole holds rests on its own declaration, or on one behind it
     "hole_left_out",  # Lean keeps nothing of what a tactic proves in its hole
+    "declared",  # a tactic beside other holes declares it by name
     "target_lacks",  # the target does not declare a theorem that is asked for
     "target_unread",  # Lean has not read the target to its end
 ]
@@ -94,13 +100,8 @@ Rule = Literal[
 
 Severity = Literal["information", "warning", "error"]
 
-Infotree = Literal["full", "tactics", "original", "substantive"]
-"""Which nodes of Lean's infotree to return, in the Lean REPL's words.
-
-They are: all; tactics; nodes from the text itself; nodes that are no mere structure."""
-
-MAX_INFOTREE_BYTES = 4 << 20
-"""The largest infotree in a reply, in bytes."""
+MAX_GOALS_BYTES = 4 << 20
+"""The most goals before tactics in a reply, in bytes of UTF-8."""
 
 Way = Literal["warm", "cold", "replayed", "failed"]
 """How Lean got the beginning of a text with holes.
@@ -179,10 +180,10 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     trust_programs: bool = False
     scratch_mb: int = _SCRATCH_MB
     statements: bool = True
-    infotree: Infotree | Literal[""] = ""
     tenant: str = ""
     campaign: str = ""
     profile: bool = False
+    goals: bool = False
 
     def __post_init__(self) -> None:
         if self.traceparent and not is_traceparent(self.traceparent):
@@ -209,9 +210,9 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
             self._check_verify()
         elif op == "step" or op == "export":
             self._check_step()
-        if self.infotree and self.op != "check":
+        if self.goals and self.op != "check":
             raise InvalidRequestError(
-                f"a {self.op} has no infotree; ask for one with a check of the text"
+                f"a {self.op} does not tell the goals before tactics; ask for them with a check"
             )
         if self.profile and self.op != "check":
             raise InvalidRequestError(f"a {self.op} has no profile; ask for one with a check")
@@ -291,6 +292,17 @@ class Sorry(Struct, frozen=True, array_like=True):
     end_column: int | None = None
 
 
+class Tactic(Struct, frozen=True, array_like=True):
+    """A tactic of a text, and the goals before it as Lean prints them.
+
+    Lines count from 1, columns from 0 in code points.
+    """
+
+    line: int
+    column: int
+    goals: tuple[str, ...]
+
+
 class Theorem(Struct, frozen=True, array_like=True):
     """A theorem that a text adds; in a verification, one of the target's.
 
@@ -360,9 +372,8 @@ class Spent(Struct, frozen=True, array_like=True):
         begun_us: of the driver's time, until Lean had begun; in microseconds.
         is_forked: whether Lean began as a fork behind the header; None if it did not run for it.
         lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
-        traceparent: the trace context of the last attempt, as W3C writes it; "" unless its trace is
-            sampled.
-        imported_us: then, until Lean had imported the header, as it says itself; 0 if it does not.
+        traceparent: the trace context of the request that ran, as W3C writes it; "" unless its
+            trace is sampled.
     """
 
     kept_ms: int = 0
@@ -372,7 +383,6 @@ class Spent(Struct, frozen=True, array_like=True):
     is_forked: bool | None = None
     lost: str = ""
     traceparent: str = ""
-    imported_us: int = 0
 
 
 class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
@@ -386,6 +396,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
             for a text that runs programs.
         theorems: the theorems that a checked text adds, in their order. It is empty if the judge
             did not look at the text, as after an error or a ``sorry``.
+        more_theorems: how many more there are, beyond the first 1,000.
         failed: which theorems of the target a candidate does not prove, and why (verify).
         axioms: all axioms that the new constants rest on; ``None`` if not audited.
         kernel: the version of the Lean whose kernel judged; ``None`` if none did.
@@ -402,8 +413,8 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
             driver tells its own worker; it is not sent.
         content: identifies a request that comes again, see :func:`content_of`; "" if unknown.
         way: how Lean got the beginning of a step's text; not sent either.
-        infotree: the nodes that the request asked for, as JSON in UTF-8 and in the REPL's shape; at
-            most ``MAX_INFOTREE_BYTES``.
+        tactics: the tactics of the text's proofs with the goals before each, if the request asked
+            for them; at most ``MAX_GOALS_BYTES``.
         profile: where Lean spent its time, if the request asked for that.
         spent: where its time went; see :mod:`leanq.fleet.timeline`.
         submitted_ms: when it was submitted, in milliseconds since 1970 by the server's clock; 0 if
@@ -431,11 +442,12 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     reason: Reason | None = None
     theorems: tuple[Theorem, ...] = ()
     failed: tuple[Failure, ...] = ()
-    infotree: bytes | None = None
+    tactics: tuple[Tactic, ...] = ()
     content: str = ""
     kernel: str | None = None
     spent: Spent | None = None
     profile: Profile | None = None
+    more_theorems: int = 0
     submitted_ms: int = 0
 
     def __eq__(self, other: object) -> bool:
@@ -461,18 +473,6 @@ def content_of(environment: str, digest: str) -> str:
         digest: the digest of the request; "" for an echo, which matches any other.
     """
     return f"{digest} {environment}" if digest else ""
-
-
-def environment_of(content: str) -> str:
-    """Returns the environment in a reply's ``content``; "" if there is none."""
-    return content.partition(" ")[2]
-
-
-def without_infotree(reply: Reply, why: str) -> Reply:
-    """Returns the reply to a check with a warning instead of its infotree."""
-    note = Message("warning", 1, 0, f"leanq: there is no infotree: {why}")
-    # Put the note first: the last of leanq's messages is about the verdict.
-    return replace(reply, infotree=None, messages=(note, *reply.messages))
 
 
 def reward(verdict: Verdict | None) -> float:
@@ -515,11 +515,16 @@ CHECKED = (
 )
 """The fields that a reply to a check has as JSON."""
 
+WITH_GOALS = (*CHECKED, "tactics")
 PROFILED = ("request_id", "verdict", "reason", "profile", "messages", "cpu_s", "wall_s")
 VERIFIED = (*CHECKED, "failed")
 STEPPED = ("verdict", "reason", "state", "goals", "messages")
 
 
 def reply_to_json(reply: Reply, fields: Iterable[str]) -> dict[str, Any]:
-    """Returns these fields of a reply in this order, in values that JSON has."""
-    return {name: _to_json(getattr(reply, name)) for name in fields}
+    """Returns these fields of a reply in this order, in values that JSON has. Where theorems are
+    left out, ``more_theorems`` says how many."""
+    found = {name: _to_json(getattr(reply, name)) for name in fields}
+    if reply.more_theorems and "theorems" in found:
+        found["more_theorems"] = reply.more_theorems
+    return found

@@ -4,14 +4,11 @@ three times faster to construct."""
 from __future__ import annotations
 
 import re
-import struct
-import time
 from bisect import bisect_left
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import repeat
 from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
@@ -20,11 +17,6 @@ from msgspec import Struct
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.requests import Reply, content_of
 
-# Kind, attempts, priority; submitted, deadline, longest run (ms); then seven texts and the body.
-_RECORD = struct.Struct(">BBBddd")
-_RECORD_TEXTS = 7
-_WHOLE, _DETACHED = 1, 2
-_IN_FLIGHT = (b"\x01", b"\x02")
 # The most digits of a counter.
 _MOST_DIGITS = 18
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
@@ -32,6 +24,22 @@ _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 _TALLY = re.compile(r"[scfwrtu]:|[wrtu]_ms:|snapshot|minute$")
 # Counters by environment that are also summed over all environments, and the sums' names.
 _SUMMED = {"f:": "verdict", "c:": "reason"}
+
+
+VERSION = 3
+"""The version of the records that this release writes and reads; ``lua/parts/record.lua`` has the
+same."""
+# What is in another queue, beside this one's.
+EARLY_VERSIONS = (1, 2)
+# A look counts the requests of the first so many tenants of a priority.
+_TENANTS_COUNTED = 1000
+# Where replies begin.
+_REPLY = 0x80
+
+
+def is_record(data: bytes) -> bool:
+    """Returns whether ``data`` is a request in flight rather than the reply in its place."""
+    return data[0] < _REPLY if data else False
 
 
 class Submission(Struct, frozen=True):
@@ -59,8 +67,7 @@ def is_reply_to(item: Submission, reply: Reply, *, anywhere: bool) -> bool:
     """Returns whether a reply may be to this submission rather than to another of its id.
 
     Args:
-        anywhere: whether it may come from another environment, as a remembered verdict or one that
-            was asked for by an alias.
+        anywhere: whether it may come from another environment, as a remembered verdict may.
     """
     wanted = content_of(item.environment, item.digest)
     if not reply.content or not wanted:
@@ -84,18 +91,18 @@ class Became(Enum):
     CONFLICT = 5
 
 
-class Aliased(Struct, frozen=True):
-    """A submission that was taken in by an alias.
+class Unreadable(Struct, frozen=True):
+    """A request in flight whose record another release wrote, or which is damaged (version 0)."""
 
-    Attributes:
-        reply: its reply if it is there already, else empty.
-    """
-
-    environment: str
-    reply: bytes
+    version: int
 
 
-Submitted = Became | Aliased | bytes
+def unreadable_of(answer: int) -> Unreadable:
+    """Returns what an answer below 0 of the scripts ``submit`` and ``lookup`` says."""
+    return Unreadable(-1 - answer)
+
+
+Submitted = Became | Unreadable | bytes
 """What became of a submission. Bytes are a reply that is there already."""
 
 
@@ -259,37 +266,6 @@ class DeadLetter:
     reply: bytes = b""
 
 
-def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:
-    """Returns the requests that the scripts ``claim`` and ``reconcile`` give out.
-
-    Their leases have these tokens. Detached requests come without their bodies.
-    """
-    now_ms, alone = answer["now_ms"], set(answer["isolated"])
-    rows = zip(answer["request_ids"], answer["records"], tokens, strict=False)
-    return tuple(_read_job(now_ms, n in alone, *row) for n, row in enumerate(rows, 1))
-
-
-def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
-    kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
-    (environment, *_, lost, tenant, digest), body = _texts_and_body(record)
-    return Job(
-        request_id.decode(errors="replace"),
-        environment,
-        token,
-        attempts + 1,
-        (now_ms - submitted_ms) / 1000,
-        body if kind == _WHOLE else None,
-        isolated,
-        0 if kind == _WHOLE else int(body),
-        tenant,
-        digest,
-        lost,
-        int(submitted_ms),
-        int(now_ms),
-        time.monotonic(),
-    )
-
-
 @dataclass(slots=True, frozen=True)
 class Wakeup:
     """Requests may wait."""
@@ -300,49 +276,6 @@ class Stop:
     """A request that this worker holds is no longer wanted."""
 
     request_id: str
-
-
-def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
-    accepted = [True] * settled
-    for number in answer["fenced"]:
-        accepted[number - 1] = False
-    return Claimed(
-        accepted=tuple(accepted),
-        jobs=read_jobs(answer, repeat(token)),
-        held=answer["held"],
-        must_empty=answer["must_empty"] == 1,
-    )
-
-
-def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
-    request_id, record = answer["request_id"], answer["record"]
-    jobs = (_read_job(answer["now_ms"], False, request_id, record, token),) if request_id else ()
-    return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)
-
-
-def _texts_and_body(record: bytes) -> tuple[list[str], bytes]:
-    *texts, body = record[_RECORD.size :].split(b"\0", _RECORD_TEXTS)
-    return [text.decode(errors="replace") for text in texts], body
-
-
-def is_record(data: bytes) -> bool:
-    """Returns whether ``data`` is a request in flight rather than the reply in its place."""
-    return data.startswith(_IN_FLIGHT)
-
-
-def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
-    """Returns a request and its client from its record in Redis.
-
-    ``lua/parts/record.lua`` has the layout. A detached request has an empty body. The deadline is
-    left out, since it counted from the submit.
-    """
-    kind, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
-    (environment, client, first, second, _, tenant, digest), body = _texts_and_body(data)
-    body = b"" if kind == _DETACHED else body
-    affinity = tuple(name for name in (first, second) if name)
-    return Submission(
-        request_id, environment, tenant, priority, 0, int(run_ms), body, digest, affinity
-    ), client
 
 
 class Use(NamedTuple):
@@ -376,46 +309,6 @@ def read_account(account: Iterable[tuple[bytes, bytes]]) -> tuple[int, dict[Use,
     return since_ms, uses
 
 
-class InFlight(Struct, frozen=True):
-    """A request that has not ended, for people to look at.
-
-    Attributes:
-        attempts: how many attempts have ended.
-        submitted_s: when, in seconds since 1970 by the server's clock.
-        worker: the worker that has held it for ``running_s``; ``""`` if none does.
-        lost: earlier attempts, as ``lua/parts/requeue.lua`` writes them.
-    """
-
-    request_id: str
-    environment: str
-    tenant: str
-    priority: int
-    attempts: int
-    submitted_s: float
-    worker: str = ""
-    running_s: float = 0.0
-    lost: str = ""
-
-
-def read_in_flight(request_id: str, data: bytes) -> tuple[InFlight, float]:
-    """Reads a request's record, and for how many seconds a worker may hold it.
-
-    The record's first kilobyte is enough.
-
-    Raises:
-        ValueError: it is no record.
-    """
-    if not is_record(data) or len(data) < _RECORD.size:
-        raise ValueError(f"{request_id} has no record")
-    _, attempts, priority, submitted_ms, _, run_ms = _RECORD.unpack_from(data)
-    texts, _ = _texts_and_body(data)
-    if len(texts) < _RECORD_TEXTS:
-        raise ValueError(f"the record of {request_id} is cut short")
-    environment, lost, tenant = texts[0], texts[4], texts[5]
-    where = environment, tenant, priority, attempts, submitted_ms / 1000
-    return InFlight(request_id, *where, lost=lost), run_ms / 1000
-
-
 def read_minute(data: bytes) -> dict[str, int]:
     """Returns the totals of one minute as the scripts noted them; empty if unreadable."""
     try:
@@ -430,7 +323,7 @@ def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], di
     counters, tallies = dict[str, int](), dict[str, int]()
     for raw, number in stats:
         name = raw.decode(errors="replace")
-        if name and not name.startswith("affinity:"):
+        if name and not name.startswith(("affinity:", "left:")):
             (tallies if _TALLY.match(name) else counters)[name] = _count(number)
     for name, n in tallies.items():
         if kind := _SUMMED.get(name[:2]):
@@ -473,6 +366,31 @@ class PriorityRow:
     fullest: Mapping[str, int] = field(default_factory=dict)
 
 
+class OthersRow(NamedTuple):
+    """Requests of one environment that another release wrote, and that wait.
+
+    Attributes:
+        version: of their records; 0 if they are damaged.
+        workers: how many workers of early releases are alive, for which alone such requests wait.
+    """
+
+    version: int
+    environment: str
+    waiting: int
+    workers: int = 0
+
+    @property
+    def text(self) -> str:
+        """Returns what waits, and what to do."""
+        what = f"{self.waiting:,} of {self.environment} with records of version {self.version}"
+        if not self.version:
+            return f"{what}: damaged, so no worker reads them; submit them again"
+        what = f"{what}, of another release (this one reads {VERSION})"
+        if self.workers:
+            return f"{what}; {self.workers} of its workers are alive and serve them"
+        return f"{what}; start a worker of that release, or withdraw them and submit with this one"
+
+
 @dataclass(slots=True, frozen=True)
 class MemoryRow:
     """One look at a replay memory, see :class:`leanq.trainers.ReplayStats`."""
@@ -506,8 +424,8 @@ class Status:
         paused: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and
             since when, in seconds since 1970.
         decisions: the scaler's last decision on each environment, as JSON.
-        aliases: environments by alias (``e:ALIAS``), and tenants' defaults (``t:TENANT``).
         memories: the replay memories, up to a hundred of each shard.
+        others: what other releases wrote and waits.
     """
 
     counters: Mapping[str, int]
@@ -520,8 +438,32 @@ class Status:
     paused: Mapping[str, float] = field(default_factory=dict)
     decisions: Mapping[str, bytes] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
     memories: Mapping[str, MemoryRow] = field(default_factory=dict)
+    others: tuple[OthersRow, ...] = ()
+
+    @property
+    def unaccounted(self) -> int:
+        """Returns how many requests neither wait nor run nor have ended: they were lost.
+
+        0 if there are more tenants than a look counts.
+        """
+        if any(row.tenants > _TENANTS_COUNTED for row in self.priorities):
+            return 0
+        ended = sum(n for name, n in self.counters.items() if name.startswith("verdict:"))
+        left = sum(row.waiting for row in self.others if row.version not in EARLY_VERSIONS)
+        waiting = sum(row.waiting for row in self.priorities) + sum(self.quarantined.values())
+        running = sum(row.held for row in self.workers) + self.counters.get("joined", 0)
+        return self.counters.get("submitted", 0) - ended - waiting - left - running
+
+
+def added(rows: Iterable[OthersRow]) -> tuple[OthersRow, ...]:
+    """Returns the rows of several shards, one for each version and environment."""
+    found: dict[tuple[int, str], OthersRow] = {}
+    for row in rows:
+        known = found.get(row[:2], OthersRow(*row[:2], waiting=0))
+        waiting, workers = known.waiting + row.waiting, max(known.workers, row.workers)
+        found[row[:2]] = OthersRow(*row[:2], waiting, workers)
+    return tuple(found[place] for place in sorted(found))
 
 
 def merged(shards: Sequence[Status]) -> Status:
@@ -551,7 +493,7 @@ def merged(shards: Sequence[Status]) -> Status:
                 oldest_s=max(priority.oldest_s, seen.oldest_s),
                 fullest=dict(Counter(priority.fullest) + Counter(seen.fullest)),
             )
-    names = ("environments", "paused", "decisions", "weights", "aliases", "memories")
+    names = ("environments", "paused", "decisions", "weights", "memories")
     same: Any = {name: dict(ChainMap(*(getattr(each, name) for each in shards))) for name in names}
     return Status(
         counters=counters,
@@ -559,6 +501,7 @@ def merged(shards: Sequence[Status]) -> Status:
         priorities=tuple(priorities.values()),
         quarantined=quarantined,
         dead=sum(shard.dead for shard in shards),
+        others=added(row for shard in shards for row in shard.others),
         tallies=tallies,
         **same,
     )

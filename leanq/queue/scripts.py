@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha1
 from importlib import resources
 from itertools import chain
@@ -52,6 +52,7 @@ class Script:
         plain: its arguments without rows, as ``NAME``, or ``NAME:bytes`` for what may be no text.
         rows: its lists of rows, and the fields of each row, likewise. Lua reads rows by columns:
             ``NAME.FIELD[i]`` is of the i-th row.
+        lasting: whether its keys are those that outlast requests, see ``keys.py``.
         answer: the names of the values in its answer; empty if it answers one value, which is
             returned as it is.
     """
@@ -59,6 +60,7 @@ class Script:
     plain: str = ""
     rows: Mapping[str, str] = field(default_factory=dict)
     answer: str = ""
+    lasting: bool = False
 
     @cached_property
     def names(self) -> set[str]:
@@ -134,6 +136,7 @@ def _fields(text: str) -> dict[str, str]:
     return {name: kind for name, _, kind in (word.partition(":") for word in text.split())}
 
 
+_Lasting = partial(Script, lasting=True)
 SCRIPTS: Mapping[str, Script] = {
     "submit": Script(
         "client max_waiting remember_ms upload kinds",
@@ -171,28 +174,28 @@ SCRIPTS: Mapping[str, Script] = {
     "notify": Script("environment"),
     "notify_worker": Script("worker"),
     "pause": Script("kind name set"),
-    "alias": Script("kind name target check set"),
     "status": Script(
         answer="stats environments workers priorities quarantined dead paused decisions weights "
-        "aliases memories"
+        "memories left early_workers early"
     ),
-    "state_keep": Script(rows={"records": "bucket field:bytes record:bytes"}),
-    "state_recall": Script("id:bytes shards max_records"),
-    "state_collect": Script("unused_hours buckets max_records", answer="removed ended"),
+    "others": Script(answer="left workers early"),
+    "state_keep": _Lasting(rows={"records": "bucket field:bytes record:bytes"}),
+    "state_recall": _Lasting("id:bytes shards max_records"),
+    "state_collect": _Lasting("unused_hours buckets max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
     "snapshot_keep": Script("key manifest:bytes ttl_ms chunks"),
     "snapshot_room": Script("key bytes budget max_snapshots coming_ms chunks"),
-    "replay_open": Script(
+    "replay_open": _Lasting(
         "name entries max_bytes reservoir weighted",
         answer="entries max_bytes reservoir weighted base",
     ),
-    "replay_write": Script(
+    "replay_write": _Lasting(
         "name writer serial writer_ms randoms:bytes", {"items": "weight entry:bytes"}
     ),
-    "replay_drop": Script("name"),
-    "replay_refuse": Script("name refused evict"),
-    "replay_publish": Script("name expected value:bytes"),
-    "replay_sample": Script("name count max_bytes by_weight randoms:bytes"),
+    "replay_drop": _Lasting("name"),
+    "replay_refuse": _Lasting("name refused evict"),
+    "replay_publish": _Lasting("name expected value:bytes"),
+    "replay_sample": _Lasting("name count max_bytes by_weight randoms:bytes"),
 }
 """The scripts by name; the first lines of each file in ``lua/`` say what it does."""
 

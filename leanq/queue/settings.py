@@ -70,11 +70,6 @@ class Settings:
         "one of so many checks behind a preloaded header runs in a new Lean too; 0: none",
         least=0,
     )
-    repl_memory_mb: int = _setting(
-        8192, "resident memory at which a process of the REPL is replaced, in MiB"
-    )
-    repl_requests: int = _setting(5000, "requests after which a process of the REPL is replaced")
-    repl_age_s: float = _setting(3600.0, "seconds after which a process of the REPL is replaced")
     # Returns where the Redis is by now, if that is written down.
     written: Callable[[], str | None] | None = field(default=None, compare=False)
 

@@ -24,14 +24,24 @@ from typing import Any, Self, TypeVar, cast
 
 import redis.asyncio as redis
 
-from leanq.errors import UnknownEnvironmentError, UsageError
+from leanq.errors import (
+    QueueError,
+    QueueFullError,
+    RefusedError,
+    UnavailableError,
+    UnknownEnvironmentError,
+    UsageError,
+)
 from leanq.queue.connection import Address, Link
-from leanq.queue.keys import Keys, shape_key
+from leanq.queue.keys import Keys, early_shape_key, shape_key
 from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.tasks import to_its_end
 
 _T = TypeVar("_T")
+
+_NOTE_COUNTS_S = 120.0
+_MOST_OF_NOTE = 1000
 
 # Workers load these scripts for clients, whose users may not.
 _CALLED_BY_CLIENTS = (
@@ -92,7 +102,13 @@ class Shard:
         first = [
             ("SET", key, data, "PX", self.reply_ttl_ms) for key, data in (uploads or {}).items()
         ]
-        return script.named(await self._commands.run(script_text(name), self.keys.tag, args, first))
+        try:
+            tag = self.keys.lasting if script.lasting else self.keys.tag
+            comes = name in _CALLED_BY_CLIENTS
+            answer = await self._commands.run(script_text(name), tag, args, first, comes=comes)
+        except RefusedError as error:
+            raise RefusedError(f"the script {name!r}: {error}") from None
+        return script.named(answer)
 
     async def ask(self, *commands: Sequence[Any]) -> list[Any]:
         """Sends commands at once, and returns their answers as they are on the wire."""
@@ -121,12 +137,8 @@ class Shard:
 
     async def environments(self) -> list[str]:
         """Returns the environments that workers have ever offered."""
-        return sorted(await self._of_environments("environments"))
-
-    async def aliases(self) -> dict[str, str]:
-        """Returns aliases and tenants' defaults, as in :class:`Status`."""
-        found: Any = await self.call(lambda c: c.hgetall(self.keys.of("aliases")))
-        return {text_of(name): text_of(target) for name, target in pairs_of(found)}
+        found: Any = await self.call(lambda c: c.hkeys(self.keys.of("environments")))
+        return sorted(map(text_of, found))
 
     async def unknown(self, environment: str) -> UnknownEnvironmentError:
         """Returns the error for an environment that no worker ever offered."""
@@ -134,27 +146,14 @@ class Shard:
         return UnknownEnvironmentError(f"{text}; {await self.known()}")
 
     async def known(self) -> str:
-        """Returns a text that names all environments and aliases, to tell who asks for another."""
-        aliases = (await self.aliases()).items()
-        shown = [f"{name[2:]} → {target}" for name, target in aliases if name.startswith("e:")]
-        names = ", ".join((*await self.environments(), *sorted(shown)))
+        """Returns a text that names all environments, to tell who asks for another."""
+        names = ", ".join(await self.environments())
         return f"known: {names}" if names else "no environment is known"
 
     async def fingerprints(self) -> dict[str, str]:
         """Returns each environment's fingerprint, as the last worker to join has it."""
-        prints = await self._of_environments("fingerprints")
-        return {environment: text_of(fingerprint) for environment, fingerprint in prints.items()}
-
-    async def _of_environments(self, key: str) -> dict[str, bytes]:
-        """Returns a hash by environment, without names that have become aliases since."""
-        hashes = (self.keys.of(name) for name in (key, "aliases"))
-        found, aliases = await self.ask(*(("HGETALL", name) for name in hashes))
-        named = {alias for alias, _ in pairs_of(aliases)}
-        return {
-            text_of(environment): value
-            for environment, value in pairs_of(found)
-            if b"e:" + environment not in named
-        }
+        prints: Any = await self.call(lambda c: c.hgetall(self.keys.of("fingerprints")))
+        return {text_of(name): text_of(fingerprint) for name, fingerprint in pairs_of(prints)}
 
     async def paused(self) -> dict[str, float]:
         """Returns environments and tenants that are held back, as in :class:`Status`."""
@@ -206,7 +205,50 @@ async def announce_shape(shard: Shard) -> None:
             f"{own[1]:g} here; set the same, or stop all workers before it is changed"
         )
     fields = ("shards", own[0], "lease_s", own[1])
-    await shard.ask(("HSET", shape_key(shard.settings.prefix), *fields))
+    # Workers empty a full memory, so they join one, too. Who joins after that writes it.
+    with contextlib.suppress(QueueFullError):
+        await shard.ask(("HSET", shape_key(shard.settings.prefix), *fields))
+
+
+async def note_refusal(shard: Shard, worker: str, why: str) -> None:
+    """Notes that a worker cannot join, for clients and operators, if it may.
+
+    The note counts for two minutes, so a worker that still tries writes it again.
+    """
+    with contextlib.suppress(QueueError):
+        note = f"{int(await shard.clock_s())} {worker}: {why}"[:_MOST_OF_NOTE]
+        await shard.ask(("HSET", shape_key(shard.settings.prefix), "refused", note))
+
+
+async def note_for_early_clients(shard: Shard, worker: str) -> None:
+    """Tells clients of early releases, which show such a note, why no worker takes their requests.
+
+    It counts for two minutes.
+    """
+    with contextlib.suppress(QueueError):
+        why = (
+            "its release of leanq has another queue, so requests of this client wait for a worker "
+            "of the client's own release; start one, or upgrade this client"
+        )
+        note = f"{int(await shard.clock_s())} {worker}: {why}"
+        await shard.ask(("HSET", early_shape_key(shard.settings.prefix), "refused", note))
+
+
+async def forget_refusal(shard: Shard) -> None:
+    """Removes the note: a worker has joined. One that still cannot writes it again."""
+    with contextlib.suppress(UnavailableError):
+        await shard.ask(("HDEL", shape_key(shard.settings.prefix), "refused"))
+
+
+async def refusal(shard: Shard) -> str:
+    """Returns which worker could not join within the last minutes, and why; else ""."""
+    (note,) = await shard.ask(("HGET", shape_key(shard.settings.prefix), "refused"))
+    at_s, _, text = text_of(note or b"").partition(" ")
+    # Any process may have written it.
+    if not (at_s.isdecimal() and len(at_s) < 12):
+        return ""
+    is_fresh = abs(await shard.clock_s() - int(at_s)) < _NOTE_COUNTS_S
+    return " ".join(text.split()) if is_fresh else ""
 
 
 def _other_shards(told: int, own: int) -> UsageError:
@@ -235,13 +277,6 @@ async def _has_workers(shard: Shard, shards: int) -> bool:
     now_ms = await shard.clock_s() * 1000
     (alive,) = await shard.ask(("ZCOUNT", workers, now_ms, "+inf"))
     return bool(alive)
-
-
-def resolved(aliases: Mapping[str, str], name: str, tenant: str) -> str:
-    """Returns the environment for which a name stands, as the script ``submit`` decides it."""
-    if name == "default":
-        name = aliases.get(f"t:{tenant}", name)
-    return aliases.get(f"e:{name}", name)
 
 
 def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:

@@ -170,7 +170,7 @@ def _packed_reply(token: str, reply: Reply) -> bytes:
 
 def _cut_short(reply: Reply, size_bytes: int) -> Reply:
     note = Message("warning", 1, 0, f"leanq: a reply of {size_bytes} bytes was cut short")
-    short: Reply = _clipped(replace(reply, infotree=None))
+    short: Reply = _clipped(replace(reply, tactics=()))
     return replace(short, messages=(note, *short.messages))
 
 

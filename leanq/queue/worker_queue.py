@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from leanq.errors import UsageError
+from leanq.queue.records import read_claimed, read_exchanged, read_jobs
 from leanq.queue.results import (
     Claimed,
     Job,
@@ -23,9 +23,6 @@ from leanq.queue.results import (
     Times,
     Use,
     Wakeup,
-    read_claimed,
-    read_exchanged,
-    read_jobs,
     tallies_of,
 )
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
@@ -229,20 +226,12 @@ class WorkerQueue:
         """Enters the fleet. ``info`` and the environments' values are for people to read.
 
         ``fingerprints`` say which verdicts may be remembered for each environment from now on.
-
-        Raises:
-            UsageError: an environment has the name of an alias.
         """
         rows = [
             (environment, (fingerprints or {}).get(environment, ""), about)
             for environment, about in environments.items()
         ]
-        alias = await self.shard.run("register", worker=worker, info=info, environments=rows)
-        if isinstance(alias, bytes):
-            raise UsageError(
-                f"the environment {text_of(alias)!r} has the name of an alias; give it another "
-                f"one with --env, or drop the alias with 'leanq env alias --drop {text_of(alias)}'"
-            )
+        await self.shard.run("register", worker=worker, info=info, environments=rows)
         await self.shard.load_for_clients()
 
     async def wait_wakeup(

@@ -12,11 +12,11 @@ import pytest
 from support.cluster import Cluster, Node, new_cluster, slot_of
 from support.fleets import working
 from support.required import missing
+from support.servers import find_server
 from support.streams import stream
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.local import find_server
 from leanq.queue.settings import Settings
 
 

@@ -40,6 +40,21 @@ async def test_who_connects_while_it_is_closed_stays_closed(
         await eventually(lambda: way.connections == 0)
 
 
+async def test_a_connection_that_has_ended_is_made_anew(settings: Settings, tmp_path: Path) -> None:
+    async with proxy(settings, tmp_path) as (through, way):
+        link = Link(Address(through.url))
+        assert await link.ask(("PING",)) == [b"PONG"]
+        # A connection that was made later hears of its end later.
+        reader, writer = await asyncio.open_unix_connection(str(way.place))
+        await eventually(lambda: way.connections == 2)
+        await way.close()
+        async with asyncio.timeout(_DEADLINE_S):
+            assert await reader.read() == b""
+        writer.close()
+        assert await link.ask(("PING",)) == [b"PONG"]
+        await link.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", range(1, 8))
 async def test_a_closing_that_is_cancelled_goes_to_its_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import redis
 from msgspec import structs
 from support.fleets import echo_body, serving, until
 from support.queue.queues import Queue
@@ -13,10 +14,10 @@ from support.terminals import Terminal
 
 import leanq.queue.shard
 from leanq.client import LeanQClient
-from leanq.queue.keys import retry_request_id
+from leanq.queue.keys import Keys, retry_request_id
 from leanq.queue.operator_queue import send_again
 from leanq.queue.requests import Message, Reply, Request
-from leanq.queue.results import DeadLetter, Job, Reaped, Settlement
+from leanq.queue.results import VERSION, DeadLetter, Job, Reaped, Settlement
 from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, pack_request
@@ -225,6 +226,18 @@ def test_each_retry_is_said_before_the_next_one_fails(buried: Terminal, settings
     with serving(settings), LeanQClient(settings) as client:
         (future,) = client.attach(["0-echo.r1"])
         assert future.result(timeout=60).payload == b"again"
+
+
+def test_a_letter_of_another_release_is_named(buried: Terminal, settings: Settings) -> None:
+    letter = Keys(settings.prefix).of("deadreq", "0-echo")
+    with redis.Redis.from_url(settings.url) as server:
+        server.hset(letter, "record", bytes([VERSION + 1]))
+    done = buried.run("dead", "list", "--json")
+    assert {row["request_id"] for row in done.lines} == {"0-check", "0-bad", "0-echo"}
+    assert f"its record has version {VERSION + 1}, this release reads {VERSION}" in done.err
+    assert buried.run("dead", "retry", "0-echo").err.startswith("leanq: another release")
+    with redis.Redis.from_url(settings.url) as server:
+        assert server.exists(letter)
 
 
 def test_nothing_is_dropped_where_one_of_several_is_no_dead_letter(buried: Terminal) -> None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from support.queue.shards import set_clock, with_test_clock
+from support.queue.shards import lasting_of, set_clock, with_test_clock
 
 from leanq.local import EmbeddedServer
 from leanq.queue.keys import Keys
@@ -89,7 +89,7 @@ class Twin:
         token = f"t{next(self.tokens)}"
         answer = self.run("claim", **self.claim_arguments(worker, environments, want, busy, token))
         for request_id, record in zip(answer["request_ids"], answer["records"], strict=True):
-            environment = record[27:].partition(b"\0")[0].decode()
+            environment = record[28:].partition(b"\0")[0].decode()
             self.leases.append((worker, request_id.decode(), token, environment))
 
     def claim_arguments(
@@ -156,15 +156,15 @@ class Twin:
         """Makes both copies what the queue is."""
         self.drop_copies()
         pipe = self.server.pipeline(transaction=False)
-        for key in self.server.keys(f"{self.tag}:*"):
+        for key in self.server.keys(f"{lasting_of(self.tag)}*"):
             for tag in self.copies:
-                pipe.copy(key, tag.encode() + key[len(self.tag) :])
+                pipe.copy(key, lasting_of(tag).encode() + key[len(lasting_of(self.tag)) :])
         pipe.execute()
 
     def contents(self, tag: str) -> Contents:
         """What stands in every key, and its time-to-live. Entries of streams are without their
         numbers, which are the server's own time."""
-        keys = sorted(self.server.keys(f"{tag}:*"))
+        keys = sorted(self.server.keys(f"{lasting_of(tag)}*"))
         pipe = self.server.pipeline(transaction=False)
         for key in keys:
             pipe.type(key)
@@ -186,7 +186,7 @@ class Twin:
             pipe.pttl(key)
         found = iter(pipe.execute())
         return {
-            key[len(tag) + 1 :].decode(errors="replace"): (
+            key[key.rindex(b"}") + 2 :].decode(errors="replace"): (
                 [flat for _, flat in value] if kind == b"stream" else value,
                 ttl_ms,
             )
@@ -195,12 +195,12 @@ class Twin:
 
     def drop_copies(self) -> None:
         for tag in self.copies:
-            if keys := self.server.keys(f"{tag}:*"):
+            if keys := self.server.keys(f"{lasting_of(tag)}*"):
                 self.server.delete(*keys)
 
     def drop(self) -> None:
         self.drop_copies()
-        self.server.delete(*self.server.keys(f"{self.tag}:*"))
+        self.server.delete(*self.server.keys(f"{lasting_of(self.tag)}*"))
 
 
 def differences(ours: Contents, theirs: Contents) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class Rivals(Twin):
         self.run("pause", kind=kind, name=name, set=hold)
 
     def weigh(self, tenant: str, weight: str) -> None:
-        key = f"{self.tag}:weights"
+        key = f"{lasting_of(self.tag)}:weights"
         if weight:
             self.server.hset(key, tenant, weight)
         else:
@@ -396,7 +396,7 @@ class Rivals(Twin):
         if goes_on:
             answer = self.run("claim", **whole)
             for given_id, record in zip(answer["request_ids"], answer["records"], strict=True):
-                place = record[27:].partition(b"\0")[0].decode()
+                place = record[28:].partition(b"\0")[0].decode()
                 self.leases.append((worker, given_id.decode(), new, place))
 
     def current(self) -> list[tuple[str, str, str, str]]:

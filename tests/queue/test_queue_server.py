@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from redis.client import Monitor
 from support.queue.queues import Queue
-from support.queue.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
+from support.queue.shards import LARGE, LEASE_MS, Shard, lasting_of, open_shard, settlement
 from support.trainers.replays import attempts
 from support.waiting import eventually
 
@@ -170,7 +170,7 @@ async def test_waiting_reader_is_woken(shard: Shard) -> None:
 async def test_large_reply_is_fetched_by_its_key(shard: Shard) -> None:
     await shard.submit("fits", "large")
     fits, large = (await shard.claim()).jobs
-    replies = {"fits": b"x" * 16_384, "large": b"x" * 16_385}
+    replies = {"fits": b"\x93" * 16_384, "large": b"\x93" * 16_385}
     settle = [
         Settlement(job.request_id, job.token, "echo", replies[job.request_id])
         for job in (fits, large)
@@ -246,6 +246,9 @@ async def live_a_full_life(shard: Shard) -> None:
     await shard.quarantined("quarantined", environment="b")
     assert (await shard.claim(environments=["b"], busy=2)).must_empty
     await shard.warm("w", "state", environment="b2")
+    await shard.submit("unreadable", environment="b2")
+    shard.server.set(queue.keys.request("unreadable"), b"\x04")
+    await shard.claim(environments=["b2"])
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
     await queue.reconcile("w", [])
     await queue.renew("w")
@@ -271,7 +274,6 @@ async def live_a_full_life(shard: Shard) -> None:
     # Of a client that died before its call.
     shard.server.set(queue.keys.upload("call", "large"), LARGE, px=60_000)
     await queue.set_weight("t", 2.0)
-    await queue.set_alias("environment", "alias", "a", change=True)
     await shard.claim(want=1)
     await shard.submit("parked", tenant="held")
     await queue.set_paused("tenant", "held", paused=True)
@@ -284,11 +286,17 @@ async def test_every_key_stands_in_the_table_and_lives_as_long_as_it_says(shard:
     row = re.compile(r"\| ``:(\w+).*?`` \| (.*?) \|.*\| (.*?) \|")
     table = row.findall(leanq.queue.keys.__doc__ or "")
     await live_a_full_life(shard)
-    shard.server.delete(f"{shard.tag}:clock")
+    shard.server.delete(f"{shard.tag}:clock", f"{lasting_of(shard.tag)}:clock")
     names = [key.decode() for key in shard.server.scan_iter(f"*{shard.settings.prefix}*")]
-    assert all(name.startswith(f"{{{shard.settings.prefix}:0}}:") for name in names)
+    tags = f"{shard.tag}:", f"{lasting_of(shard.tag)}:"
+    assert all(name.startswith(tags) for name in names)
     found = {
-        (name.split(":")[2], shard.server.type(name), shard.server.ttl(name) >= 0) for name in names
+        (
+            name.split("}:")[1].partition(":")[0],
+            shard.server.type(name),
+            shard.server.ttl(name) >= 0,
+        )
+        for name in names
     }
     assert found == {
         (kind, TYPES.get(of, of.encode()), ends == "time-to-live") for kind, of, ends in table
@@ -304,7 +312,7 @@ async def test_every_command_of_every_script_stays_within_the_hash_tag(shard: Sh
             if seen["client_type"] == "lua":
                 commands.add(seen["command"].split()[0])
                 keys = [word for word in seen["command"].split() if "{" in word]
-                assert all(key.startswith(f"{shard.tag}:") for key in keys)
+                assert all(lasting_of(shard.tag) in key for key in keys)
                 assert keys or seen["command"] == "TIME"
     assert commands >= {"HSET", "GETRANGE", "MSET", "XADD", "LPOP", "ZADD", "UNLINK"}
 
@@ -321,6 +329,7 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
         "snapshot_keep": "",
         "replay_write": "",
         "replay_sample": " flags=no-writes",
+        "others": " flags=no-writes",
         "reconcile": " flags=no-writes",
         "status": " flags=no-writes",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.fleets import (
@@ -16,6 +17,7 @@ from support.fleets import (
     working,
 )
 from support.queue.queues import Queue
+from support.queue.shards import open_shard
 from support.servers import own_server
 from support.waiting import eventually
 
@@ -144,3 +146,14 @@ async def test_without_a_server_it_says_so() -> None:
         with pytest.raises(UnavailableError):
             await reap(queue)
         await queue.close()
+
+
+async def test_half_of_an_odd_lease_is_a_whole_number_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = replace(settings, lease_s=1.001)
+    async with open_shard(odd, monkeypatch) as shard:
+        await shard.queue.renew("w")
+        shard.advance(5000)
+        assert (await shard.queue.reap()).expiry_grace_s == 0.5
+        await shard.queue.release("w", [], leave=True)

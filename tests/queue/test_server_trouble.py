@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 import redis
 from support.cluster import free_ports
-from support.fleets import kill_connections
+from support.fleets import kill_connections, working
 from support.queue.queues import Queue
 from support.servers import Server, own_server
 from support.streams import stream
 from support.waiting import eventually
 
+from leanq.client import AsyncLeanQClient
+from leanq.commands.doctor import server_findings
 from leanq.errors import UnavailableError
 from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
@@ -111,6 +113,23 @@ async def test_a_full_memory_drains_and_goes_on() -> None:
             await eventually(lambda: _is_empty(settings))
             server.configure("maxmemory", "0")
             await made.goes_on()
+
+
+async def test_a_worker_joins_a_full_server_and_stays() -> None:
+    with own_server("--maxmemory", "1") as server:
+        settings = short(server)
+        async with working(settings):
+            with redis.Redis.from_url(settings.url) as connection:
+                # It has no place any more, and enters the fleet again.
+                connection.flushall()
+
+            async def is_known() -> bool:
+                return bool((await look(settings)).workers)
+
+            await eventually(is_known)
+            server.configure("maxmemory", "0")
+            async with AsyncLeanQClient(settings) as lean:
+                assert await lean.echo(b"x") == b"x"
 
 
 async def _is_empty(settings: Settings) -> bool:
@@ -216,3 +235,17 @@ async def test_what_is_no_redis_is_told_from_one(answer: bytes) -> None:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(UnavailableError, match="what answers there is no Redis"):
             await asyncio.wait_for(look(Settings(f"redis://{host}:{port}")), 60)
+
+
+async def test_the_doctor_repeats_what_a_server_says_to_whoever_connects() -> None:
+    """As Redis does in protected mode to other machines, and with too many clients."""
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"-DENIED Redis is running in protected mode\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        (found,) = await server_findings(f"redis://{host}:{port}")
+    assert not found.works
+    assert found.text.endswith("it says: DENIED Redis is running in protected mode")

@@ -120,7 +120,9 @@ async def test_what_goes_back_unfinished_is_not_charged(shard: Shard) -> None:
 
 async def test_numbers_that_are_none_starve_nobody(shard: Shard) -> None:
     """As another program or an old release may have left them."""
-    shard.server.hset(f"{shard.tag}:weights", mapping={"t": "nan", "u": "inf", "v": "0", "w": "2"})
+    shard.server.hset(
+        shard.queue.keys.of("weights"), mapping={"t": "nan", "u": "inf", "v": "0", "w": "2"}
+    )
     shard.server.hset(f"{shard.tag}:shares:a:1", mapping={"": "nan", "t": "nan nan", "u": "- -"})
     for tenant in "tuvw":
         await shard.submit(f"{tenant}1", f"{tenant}2", tenant=tenant)

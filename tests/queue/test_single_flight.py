@@ -56,6 +56,7 @@ async def test_one_runs_and_its_reply_is_for_all(shard: Shard) -> None:
         "claimed": "1",
         "settled": "1",
         "coalesced": "2",
+        "joined": "0",
         "verdict:accepted": "3",
         "waiting:a": "0",
         "turn:a": "1",

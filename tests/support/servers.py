@@ -15,9 +15,18 @@ from pathlib import Path
 
 import redis
 
-from leanq.local import find_server
+from leanq import local
 from leanq.queue.settings import Settings
 from support.fleets import until
+from support.queue.lua_checks import write_branches
+
+_find_wheel = local.find_server
+
+
+def find_server() -> Path | None:
+    """Returns the server program under test: LEANQ_TEST_SERVER's, by default the wheel's."""
+    named = os.environ.get("LEANQ_TEST_SERVER")
+    return Path(named) if named else _find_wheel()
 
 
 @dataclass
@@ -76,5 +85,6 @@ def own_server(*options: str, environ: Mapping[str, str] | None = None) -> Itera
     try:
         yield server
     finally:
+        write_branches(server.settings.url)
         server.stop()
         shutil.rmtree(server.folder)

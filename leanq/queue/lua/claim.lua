@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- parts: clock bulk wait_list publish counters settle isolated fair_queue lease waiting shares
--- parts: after_claim
+-- parts: after_claim lasting left take_back
 -- claim: settles finished requests, and leases up to `want` requests of `environments`.
 -- Either part may be empty. A settlement needs the current token; a repeated one needs the token that won.
 -- `token`: the token of all leases given out here. `busy`: requests in flight besides those settled here;
@@ -16,10 +16,13 @@ local fenced, missing = settle.all()
 local unusual, open = false, environments
 if #environments > 0 then
   local names = {}
-  for i, environment in ipairs(environments) do names[i] = tag .. ':quarantined:' .. environment end
-  unusual = redis.call('EXISTS', tag .. ':paused', tag .. ':weights', unpack(names)) > 0
+  for i, environment in ipairs(environments) do
+    names[2 * i - 1], names[2 * i] = tag .. ':quarantined:' .. environment, left.key(environment, record.VERSION)
+  end
+  unusual = redis.call('EXISTS', tag .. ':paused', lasting .. ':weights', unpack(names)) > 0
 end
-if unusual and redis.call('EXISTS', tag .. ':paused', tag .. ':weights') > 0 then
+for _, environment in ipairs(unusual and environments or {}) do take_back(environment) end
+if unusual and redis.call('EXISTS', tag .. ':paused', lasting .. ':weights') > 0 then
   lease.shares = settle.shares or open_shares()
   open = {}
   for _, environment in ipairs(environments) do

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- parts: clock record phase warmth wait_list single_flight deadline publish counters after_claim remember
+-- parts: lasting left
 -- exchange: does what claim does for the call that workers make most. It settles one result and claims one
 -- request in one environment. It makes claim's commands in a straight line, since lists of arguments and
 -- tables cost the server as much again. `settled_token` is the token of the result's lease, `token` that of
@@ -23,9 +24,11 @@ local upload = uploaded and tag .. ':upload:' .. settled_token .. ':' .. request
 if uploaded then reply = publish.uploaded(upload) end
 if not reply then return false end
 -- EXISTS counts repeated keys, so the sum tells the cases apart.
-local paused, weights = tag .. ':paused', tag .. ':weights'
+local paused, weights = tag .. ':paused', lasting .. ':weights'
 local joined, quarantined = tag .. ':joined:' .. request_id, tag .. ':quarantined:' .. environment
-local unusual = call('EXISTS', joined, paused, paused, weights, weights, quarantined, quarantined)
+local own_left = left.key(environment, record.VERSION)
+local unusual =
+  call('EXISTS', joined, own_left, paused, paused, weights, weights, quarantined, quarantined)
 if unusual > 0 then return unusual > 1 and 0 end
 
 local run_key = digest ~= '' and single_flight.key(environment, digest)

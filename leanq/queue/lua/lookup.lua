@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
 -- parts: record phase wait_list publish counters single_flight stop_run withdraw deadline requeue hand_over
 -- lookup: says what became of requests. Its client hears of their ends from now on.
--- Returns per request id: the reply, or 1 queued, 2 leased or joined to a run, 0 unknown.
+-- Returns per request id: the reply, or 1 queued, 2 leased or joined to a run, 0 unknown. Below 0: in flight,
+-- and its record is one of another release, of version -1 - answer.
 local out = {}
 for k, request_id in ipairs(request_ids) do
-  local r, answer = record.load(request_id), nil
+  local r, version = record.load(request_id)
+  local answer = version and -1 - version
   if r then
     local phase_text = redis.call('HGET', tag .. ':phase', request_id)
     local lease, run_id = phase.read_lease(phase_text), phase.read_joined(phase_text)

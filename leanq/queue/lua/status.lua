@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- parts: clock record wait_list
+-- parts: clock record wait_list lasting others
 -- status: one look at the shard; it changes nothing.
 -- Answers:
 --   `stats`: all counters. `environments`: by name. `dead`: how many dead letters.
@@ -9,7 +9,8 @@
 --     how many.
 --   `quarantined`: rows of environment and count.
 --   `paused`: the names that are held back, and since when (ms).
---   `decisions`: the scaler's, by environment. `weights`: by tenant. `aliases`: as in the key.
+--   `decisions`: the scaler's, by environment. `weights`: by tenant.
+--   `left`, `early_workers`, `early`: what other releases have, see parts/others.lua.
 --   `memories`: rows of name and description, of the latest hundred replay memories.
 local workers, priorities, quarantined = {}, {}, {}
 local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
@@ -69,12 +70,13 @@ end
 
 -- Anybody may have written these names and keys, even with another type: a look must survive it.
 local memories = {}
-for _, name in ipairs(redis.call('ZRANGE', tag .. ':replay:names', -100, -1)) do
-  local about = redis.pcall('HGETALL', tag .. ':replay:' .. name .. ':about')
+for _, name in ipairs(redis.call('ZRANGE', lasting .. ':replay:names', -100, -1)) do
+  local about = redis.pcall('HGETALL', lasting .. ':replay:' .. name .. ':about')
   if #about > 0 then memories[#memories + 1] = {name, about} end
 end
-return answer({stats = stats, environments = redis.call('HGETALL', tag .. ':environments'),
+local early_workers, early = others.early()
+return answer({left = others.left(stats), early_workers = early_workers, early = early, stats = stats, environments = redis.call('HGETALL', tag .. ':environments'),
   workers = workers, priorities = priorities, quarantined = quarantined,
   dead = redis.call('ZCARD', tag .. ':dead'), paused = redis.call('HGETALL', tag .. ':paused'),
-  decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', tag .. ':weights'),
-  aliases = redis.call('HGETALL', tag .. ':aliases'), memories = memories})
+  decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', lasting .. ':weights'),
+  memories = memories})

@@ -10,8 +10,8 @@
 -- the body's size.
 -- Returns the number of each request that is not simply queued or joined to a run, and what became of it.
 --   `2`: in flight already, and the client now hears of its end. `3`: the tenant's list is full.
---   `4`: no worker ever offered this environment, and no scaler sizes it. `5`: in flight with other content. Else the reply.
---   If it was taken in by an alias: the environment, a zero byte, and the reply if there is one.
+--   `4`: no worker ever offered this environment, and no scaler sizes it. `5`: in flight with other content.
+--   Below 0: in flight, and its record is one of another release, of version -1 - answer. Else the reply.
 -- Returns 0 if an upload is missing: the server had no memory for it, and nothing has changed.
 local request_ids, kind_of = requests.request_id, requests.kind
 local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
@@ -28,27 +28,7 @@ if bulk.existing(uploads) < #uploads then
   return 0
 end
 note_minute()
-local unusual = redis.call('EXISTS', tag .. ':paused', tag .. ':aliases') > 0
-local paused = unusual and redis.call('EXISTS', tag .. ':paused') == 1
-
--- This is the one place where names become environments: a tenant's own `default`, then an alias.
-local aliases, named, aliased = unusual and redis.call('HGETALL', tag .. ':aliases') or {}, {}, {}
-for i = 1, #aliases, 2 do named[aliases[i]] = aliases[i + 1] end
-for k, number in ipairs(#aliases > 0 and kind_of or {}) do
-  local kind = kinds[number]
-  local name = kind.environment == 'default' and named['t:' .. tenants[k]] or kind.environment
-  name = named['e:' .. name] or name
-  if name ~= kind.environment then
-    local place = number .. ':' .. name
-    if not aliased[place] then
-      local copy = {}
-      for field, value in pairs(kind) do copy[field] = value end
-      copy.environment, copy.aliased = name, true
-      kinds[#kinds + 1], aliased[place] = copy, #kinds + 1
-    end
-    kind_of[k] = aliased[place]
-  end
-end
+local paused = redis.call('EXISTS', tag .. ':paused') == 1
 
 -- `out`: by number, what became of each request that is not queued.
 local names, out, records, kept, remembered = {}, {}, {}, 0, 0
@@ -88,13 +68,7 @@ for _, kind in ipairs(kinds) do
   kind.environment = environment
 end
 
--- Returns what to answer of a request that was taken in.
-local function told(k, environment, reply)
-  return kinds[kind_of[k]].aliased and environment .. '\0' .. (reply or '') or reply
-end
-
 -- Keeps the record of a request, to be written with the others. Its body loses the time-to-live of uploads.
--- Returns what to answer.
 local function keep(k)
   if upload_of[k] then
     local body = record.body_key(request_ids[k])
@@ -103,27 +77,25 @@ local function keep(k)
   end
   kept = kept + 2
   records[kept - 1] = names[k]
-  local kind = kinds[kind_of[k]]
-  records[kept] = kind.head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
-  return told(k, kind.environment.name)
+  records[kept] = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
 end
 
 -- Returns whether a request asks for something else than one of the same id. A request without a digest, as
--- an echo, equals any other in its environment. An alias may have moved since.
+-- an echo, equals any other in its environment.
 local function differs(k, environment, digest)
-  local kind = kinds[kind_of[k]]
-  return (not kind.aliased and kind.environment.name ~= environment)
+  return kinds[kind_of[k]].environment.name ~= environment
     or (digests[k] ~= '' and digest ~= '' and digests[k] ~= digest)
 end
 
 -- Handles a request that is there already: it returns the reply, or makes this client hear of the end.
 local function again(k)
   local request_id = request_ids[k]
-  local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
-  if not r then return told(k, kinds[kind_of[k]].environment.name, redis.call('GET', names[k])) end
+  local phase_text, r, version = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
+  if version then return -1 - version end
+  if not r then return redis.call('GET', names[k]) end
   if differs(k, r.environment, r.digest) then return 5 end
   hand_over(request_id, r, client, phase_text)
-  return told(k, r.environment) or 2
+  return 2
 end
 
 -- Queues a new request, which waits in its list if there is room.
@@ -148,7 +120,9 @@ local function take_in(k, run_id, phase_text)
     -- It was withdrawn, and its reply has gone. It runs on for others, and now for this client as well.
     if kind.detached then lease.detached = '1' end
     phase.set_client(request_id, lease, client)
-    return keep(k) or 2
+    environment.joined = environment.joined + 1
+    keep(k)
+    return 2
   end
   local reply = digest ~= '' and environment.fingerprint
     and redis.call('GET', tag .. ':verdict:' .. environment.fingerprint .. ':' .. digest)
@@ -156,12 +130,12 @@ local function take_in(k, run_id, phase_text)
     reply = submit_time.set(reply, now)
     redis.call('SET', names[k], reply, 'PX', remember_ms)
     remembered = remembered + 1
-    return told(k, environment.name, reply)
+    return reply
   end
   if kind.affinity ~= '' then environment.affinity = true end
   if not single_flight.join(request_id, run_id, digest, now) then return enqueue(k) end
   environment.joined = environment.joined + 1
-  return keep(k)
+  keep(k)
 end
 
 -- Puts new requests at the end of a tenant's list, and refuses those that find no room. Returns whether the
@@ -180,7 +154,7 @@ local function extend(ring, tenant, numbers)
     if taken < #waiting then redis.call('RPOP', tag .. ':' .. name, #waiting - taken) end
   end
   for i, k in ipairs(numbers) do
-    out[k] = i > taken and 3 or keep(k)
+    if i > taken then out[k] = 3 else keep(k) end
   end
   local environment = ring.environment
   environment.added = environment.added + taken

@@ -30,7 +30,7 @@ from support.queue.fairness import Fairness
 from support.queue.queue_check import check_status, check_wakeups, compare
 from support.queue.queue_model import Model
 from support.queue.queues import Queue
-from support.queue.shards import LARGE, dump, set_clock
+from support.queue.shards import LARGE, dump, lasting_of, set_clock
 
 _T = TypeVar("_T")
 
@@ -403,7 +403,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.drain()
         finally:
             self.loop.run_until_complete(self.queue.close())
-            self.server.delete(*self.server.keys(f"{self.tag}:*"))
+            self.server.delete(*self.server.keys(f"{lasting_of(self.tag)}*"))
 
     def drain(self) -> None:
         """From any state, the workers that are left bring every request to its end."""

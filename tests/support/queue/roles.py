@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from leanq.local import find_server
 from leanq.queue.settings import Settings
 from support.paths import ROOT
+from support.queue.lua_checks import write_branches
 from support.queue.queues import Queue
 from support.required import missing
-from support.servers import Server, own_server
+from support.servers import Server, find_server, own_server
 
 USERS = ROOT / "deploy" / "users.acl"
 ROLES = ("client", "learner", "gateway", "worker", "observer", "scaler", "operator", "campaigns")
@@ -42,8 +42,10 @@ def server_with_roles(*options: str) -> Iterator[Server]:
         file = os.path.join(folder, "users.acl")
         Path(file).write_text(rules)
         with own_server("--aclfile", file, *options) as server:
-            asyncio.run(_loaded(as_role(server.folder / "server.sock", "worker")))
+            place = server.folder / "server.sock"
+            asyncio.run(_loaded(as_role(place, "worker")))
             yield server
+            write_branches(as_role(place, "admin").url)
 
 
 def as_role(socket: Path, role: str) -> Settings:

@@ -16,6 +16,7 @@ import redis
 from msgspec import structs
 
 import leanq.queue.shard
+from leanq.queue.records import read_record
 from leanq.queue.requests import Reason, Reply, Verdict
 from leanq.queue.results import (
     Claimed,
@@ -24,7 +25,6 @@ from leanq.queue.results import (
     Submission,
     Submitted,
     is_record,
-    read_record,
     read_stats,
 )
 from leanq.queue.scripts import LARGE_BYTES, script_text
@@ -47,7 +47,12 @@ def with_test_clock(name: str) -> str:
 
 def set_clock(server: redis.Redis, tag: str, now_ms: int) -> None:
     """Sets the time that scripts see."""
-    server.set(f"{tag}:clock", now_ms)
+    server.mset({f"{tag}:clock": now_ms, f"{lasting_of(tag)}:clock": now_ms})
+
+
+def lasting_of(tag: str) -> str:
+    """How the keys begin that outlast the requests of a queue with this tag."""
+    return tag[: tag.index("}") + 1]
 
 
 def at_the_time_of(job: Job, other: Job) -> Job:
@@ -119,6 +124,10 @@ class Dump:
                 r for r in self.req.values() if (r["l"], r["st"]) == (environment, "queued")
             ]
             assert kind != "waiting" or int(count) == len(queued_there)
+        counters = self.hashes.get("stats", {})
+        ended = sum(int(n) for name, n in counters.items() if name.startswith("verdict:"))
+        assert int(counters.get("submitted", 0)) - ended == len(self.req) - len(ghosts)
+        assert int(counters.get("joined", 0)) == len(joined)
         withdrawn = {name: int(n) for name, n in self.hashes.get("withdrawn", {}).items()}
         assert withdrawn == self.withdrawn()
         # For each reply one client was told, once.
@@ -146,10 +155,12 @@ class Dump:
 
 
 def dump(server: redis.Redis, tag: str) -> Dump:
+    weights = f"{lasting_of(tag)}:weights"
     names = sorted(key.decode() for key in server.scan_iter(f"{tag}:*", count=10_000))
+    names += [weights] if server.exists(weights) else []
     pipe = server.pipeline(transaction=False)
     for name in names:
-        match name[len(tag) + 1 :].partition(":")[0]:
+        match name[name.rindex("}") + 2 :].partition(":")[0]:
             case "deadreq" | "phase" | "stats" | "paused" | "weights" | "shares" | "account":
                 pipe.hgetall(name)
             case "info" | "environments" | "fingerprints" | "withdrawn":
@@ -168,11 +179,11 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 pipe.get(name)
     found, places = Dump(), dict[str, str]()
     for name, value in zip(names, pipe.execute(), strict=True):
-        kind, _, rest = name[len(tag) + 1 :].partition(":")
+        kind, _, rest = name[name.rindex("}") + 2 :].partition(":")
         match kind:
             case "req" if is_record(value):
                 found.req[rest] = _record(rest, value)
-                found.detached |= {rest} if value[0] == 2 else set()
+                found.detached |= {rest} if value[1] == 2 else set()
             case "req":
                 found.reply[rest] = value
             case "phase":
@@ -244,7 +255,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
 
 
 def _record(request_id: str, data: bytes) -> dict[str, str]:
-    (sub, client), attempts = read_record(request_id, data), data[1]
+    (sub, client), attempts = read_record(request_id, data), data[2]
     fields = {
         "l": sub.environment,
         "t": sub.tenant,
@@ -418,4 +429,4 @@ async def open_shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Asy
             yield shard
         finally:
             await shard.queue.close()
-            server.delete(f"{shard.tag}:clock", *server.scan_iter(f"{shard.tag}:*", count=10_000))
+            server.delete("-", *server.scan_iter(f"{lasting_of(shard.tag)}*", count=10_000))

@@ -12,6 +12,7 @@ import leanq.states
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates, States
 from support.queue.queues import Queue
+from support.queue.shards import set_clock
 
 HOUR_MS = 3_600_000
 HOURS = 48
@@ -49,7 +50,7 @@ class Store:
     def advance(self, ms: int) -> None:
         self.now_ms += ms
         for queue in self.queues:
-            self.server.set(f"{queue.keys.tag}:clock", self.now_ms)
+            set_clock(self.server, queue.keys.tag, self.now_ms)
 
     def keys(self, kind: str) -> set[str]:
         pattern = f"{{{self.settings.prefix}:*}}:{kind}:*"

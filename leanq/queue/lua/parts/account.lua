@@ -1,4 +1,4 @@
--- parts: clock
+-- parts: clock lasting
 -- arguments: used
 -- Adds what a worker's runs have cost to the account of the day (UTC). `used` has rows of environment, tenant,
 -- campaign, what was counted, and its number. An account has up to MAX_FIELDS names. Once it has
@@ -7,12 +7,12 @@
 -- heartbeat must not fail for that.
 local MAX_FIELDS, MAX_CAMPAIGN_FIELDS, MAX_DAYS = 5000, 4000, 100
 local function write_account()
-  local day, accounts = math.floor(now / 86400000), tag .. ':accounts'
-  local key = tag .. ':account:' .. day
+  local day, accounts = math.floor(now / 86400000), lasting .. ':accounts'
+  local key = lasting .. ':account:' .. day
   if redis.pcall('HSETNX', key, 'since', now) == 1 then
     redis.pcall('ZADD', accounts, day, day)
     local old = redis.pcall('ZRANGE', accounts, 0, -1 - MAX_DAYS)
-    for _, each in ipairs(old) do redis.call('UNLINK', tag .. ':account:' .. each) end
+    for _, each in ipairs(old) do redis.call('UNLINK', lasting .. ':account:' .. each) end
     redis.pcall('ZREMRANGEBYRANK', accounts, 0, -1 - MAX_DAYS)
   end
   local function has_room(name, most)

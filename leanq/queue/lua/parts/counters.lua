@@ -53,10 +53,7 @@ function counters.used(environment, tenant, cpu_ms)
   counters.add('u:' .. environment .. ':' .. tenant, cpu_ms)
 end
 
-function counters.note_affinity(environment)
-  local name = 'affinity:' .. environment
-  if counters.before(name) == 0 then redis.call('HSET', tag .. ':stats', name, 1) end
-end
+function counters.note_affinity(environment) redis.call('HSET', tag .. ':stats', 'affinity:' .. environment, 1) end
 
 function counters.has_affinity(environment) return counters.before('affinity:' .. environment) > 0 end
 

@@ -9,7 +9,7 @@ local function grace_ends()
   ends = tonumber(ends or 0)
   local silent_ms = now - tonumber(heard or now)
   if math.abs(silent_ms) > lease_ms / 2 then
-    ends = now + lease_ms / 2
+    ends = now + math.floor(lease_ms / 2)
     redis.call('HSET', tag .. ':stats', 'expiry_grace', ends)
     if silent_ms < 0 then
       -- No lease given by the new clock ends so late.

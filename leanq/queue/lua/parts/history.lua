@@ -11,6 +11,7 @@ local function forget_tenants(minute, totals)
   for name, total in pairs(totals) do
     if string.match(name, '^u:[^:]*:.') and before[name] == total then idle[#idle + 1] = name end
   end
+  if #idle == 0 then return end
   bulk.call('HDEL', tag .. ':stats', idle)
   redis.call('HINCRBY', tag .. ':stats', 'tenants', -#idle)
 end

@@ -71,7 +71,10 @@ end
 local function has_msetex(key)
   local number, least = redis.VALKEY_VERSION_NUM, 0x090100
   if not number then number, least = redis.REDIS_VERSION_NUM or 0, 0x080400 end
-  return number >= least and redis.acl_check_cmd and redis.acl_check_cmd('MSETEX', 1, key, '', 'PX', reply_ttl_ms)
+  if number < least then return false end
+  -- A server that stands in for either may lack the function or the command.
+  local asked, allowed = pcall(function() return redis.acl_check_cmd('MSETEX', 1, key, '', 'PX', reply_ttl_ms) end)
+  return asked and allowed
 end
 
 -- Writes texts of replies in the places of their records. `written`: each key, followed by its reply.

@@ -1,5 +1,5 @@
 -- parts: clock record phase wait_list wakeup publish counters dead_letters single_flight
--- parts: is_isolated
+-- parts: is_isolated left
 -- arguments: max_attempts
 -- each call: requeue.disbanded = 0
 -- Requests whose lease ended without a reply. `disbanded`: how many joined requests this call has sent
@@ -22,11 +22,16 @@ end
 -- Puts one leased or joined request back to the front, or makes it a dead letter. A lease must still be in its
 -- worker's processing list, which knows when it began.
 -- `how`: requeue, retry (the attempt counts) or defer (to the end of its waiting list). `why`: the word for it
--- among the lost attempts.
+-- among the lost attempts. `environment`: the run's, for what cannot be read.
 -- Returns 'queued', 'poisoned' or 'lost'.
-function requeue.one(request_id, how, why)
-  local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
+function requeue.one(request_id, how, why, environment)
+  local phase_text, r, version = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
   redis.call('HDEL', tag .. ':phase', request_id)
+  if phase.read_joined(phase_text) then counters.add('joined', -1) end
+  if version then
+    left.put(environment, version, request_id, how)
+    return 'queued'
+  end
   if not r then
     -- Either it has its reply and ran only for requests that joined it, or the server deleted its record to
     -- make room. Its client sends a deleted one again.
@@ -64,13 +69,14 @@ end
 -- may go back in any order, since they are the same.
 function requeue.run(request_id, how, why)
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
-  local became = requeue.one(request_id, how, why)
+  local environment = lease and lease.environment or ''
+  local became = requeue.one(request_id, how, why, environment)
   if lease and lease.digest ~= '' then
     single_flight.close(request_id, lease)
     local joined = tag .. ':joined:' .. request_id
     for _, other in ipairs(redis.call('ZRANGE', joined, 0, -1)) do
       if phase.read_joined(redis.call('HGET', tag .. ':phase', other)) == request_id then
-        requeue.one(other, how, why)
+        requeue.one(other, how, why, environment)
       end
       requeue.disbanded = requeue.disbanded + 1
     end

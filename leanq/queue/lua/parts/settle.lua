@@ -20,20 +20,25 @@ end
 
 -- Ends the requests that joined a run with its reply; returns how many. Copies of one reply take at most 16
 -- MB; the remaining requests run again.
-function settle.share(run_id, reply)
+function settle.share(run_id, reply, environment)
   local joined, shared = tag .. ':joined:' .. run_id, 0
   local request_ids = redis.call('ZRANGE', joined, 0, -1)
   if #request_ids > 0 then redis.call('UNLINK', joined) end
   for _, request_id in ipairs(request_ids) do
-    local r = record.load(request_id)
-    if not r or phase.read_joined(redis.call('HGET', tag .. ':phase', request_id)) ~= run_id then
+    local r, version = record.load(request_id)
+    local is_joined = phase.read_joined(redis.call('HGET', tag .. ':phase', request_id)) == run_id
+    if version and is_joined then
+      requeue.one(request_id, 'requeue', 'requeue', environment)
+    elseif not r or not is_joined then
       -- The server deleted its record, and its client has sent it again.
     elseif deadline.is_past(r) then
+      counters.add('joined', -1)
       deadline.expire(request_id, r, r.attempts + 1, false)
     elseif shared > 0 and (shared + 1) * publish.size(reply) > 16777216 then
       requeue.one(request_id, 'requeue', 'requeue')
     else
       local is_text = type(reply) ~= 'table'
+      counters.add('joined', -1)
       publish.finish(request_id, r, is_text and submit_time.set(reply, r.submitted) or reply)
       if not is_text then submit_time.set_at(tag .. ':req:' .. request_id, reply.bytes, r.submitted) end
       shared = shared + 1
@@ -57,7 +62,7 @@ function settle.end_joined(runs)
   -- Requests hardly ever join.
   if bulk.existing(joined) == 0 then return end
   for _, run in ipairs(runs) do
-    local shared = settle.share(run.request_id, run.reply)
+    local shared = settle.share(run.request_id, run.reply, run.lease.environment)
     counters.add('coalesced', shared)
     if shared > 0 then counters.ended(run.lease.environment, run.how.outcome, run.how.reason, shared) end
   end

@@ -1,4 +1,4 @@
--- parts: bulk
+-- parts: bulk lasting
 -- Shares tenants' CPU time, if an operator has given any tenant a weight (:weights; 1 for all others). The
 -- tenant of a ring with the least virtual time is next. Virtual time is the CPU time (ms) of a tenant's
 -- requests, divided by its weight.
@@ -19,7 +19,7 @@ end
 -- Opens the shares; nil if there are no weights. They are made here, so that a queue without weights makes
 -- none of these functions.
 local function open_shares()
-  local weights, all = {}, redis.call('HGETALL', tag .. ':weights')
+  local weights, all = {}, redis.call('HGETALL', lasting .. ':weights')
   if #all == 0 then return nil end
   for i = 1, #all, 2 do
     local weight = finite(all[i + 1])

@@ -1,4 +1,4 @@
--- parts: phase bulk
+-- parts: phase bulk counters
 -- each call: single_flight.leases, single_flight.runs = {}, {}
 -- Single-flight: identical requests have one environment and one digest. One of them is leased, the run,
 -- and the others join it. In :phase, r:ENVIRONMENT:DIGEST names the run that others may join; :joined:RUN
@@ -67,6 +67,7 @@ function single_flight.join(request_id, run_id, digest, submitted, isolated)
   local joined = tag .. ':joined:' .. run_id
   if redis.call('ZCARD', joined) >= MAX_JOINED then return false end
   redis.call('ZADD', joined, submitted, request_id)
+  counters.add('joined', 1)
   redis.call('HSET', tag .. ':phase', request_id, phase.joined(run_id, lease.worker))
   return true
 end

@@ -1,4 +1,4 @@
--- parts: phase record single_flight
+-- parts: phase record single_flight counters
 -- Ends runs that are no longer wanted.
 local stop_run = {}
 
@@ -14,6 +14,7 @@ end
 function stop_run.leave(request_id, run_id)
   local joined = tag .. ':joined:' .. run_id
   redis.call('ZREM', joined, request_id)
+  counters.add('joined', -1)
   local lease = single_flight.lease_of(run_id)
   if lease and lease.client == '' and redis.call('ZCARD', joined) == 0 then
     stop_run.stop(run_id, lease)

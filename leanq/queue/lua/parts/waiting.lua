@@ -1,4 +1,4 @@
--- parts: clock bulk record phase wait_list deadline single_flight
+-- parts: clock bulk record phase wait_list deadline single_flight left
 -- each call: waiting.taken, waiting.popped = {}, 0
 -- Waiting requests, as a claim finds them. `taken`: requests that this call has leased, joined to a run, or
 -- ended. `popped`: entries that it took from lists. Withdrawn ones count, so that one call takes bounded
@@ -6,8 +6,13 @@
 local waiting = {MAX_POPPED = 1000}
 
 -- Returns whether the request waits in the list of this name. It ends a request that is past its deadline,
--- and forgets the entry of a withdrawn one; neither waits.
-function waiting.is_in(name, request_id, r, phase_text)
+-- forgets the entry of a withdrawn one, and leaves one that it cannot read to others; none of them waits.
+function waiting.is_in(name, request_id, r, text, phase_text)
+  local version = not r and record.other_version(text)
+  if version then
+    left.put(string.match(name, ':([^:]*)'), version, request_id, name)
+    return false
+  end
   if not r or waiting.taken[request_id] or wait_list.name_of(r, phase_text) ~= name then
     wait_list.forget(name, 1)
     return false
@@ -23,7 +28,7 @@ end
 -- Returns the request if it waits in the list of this name, else nil. It adds the id, the record's text,
 -- and when a warmer request first went before it.
 function waiting.one(name, request_id, r, text, phase_text)
-  if not waiting.is_in(name, request_id, r, phase_text) then return nil end
+  if not waiting.is_in(name, request_id, r, text, phase_text) then return nil end
   r.request_id, r.text, r.passed = request_id, text, phase.read_passed_over(phase_text)
   return r
 end
@@ -42,7 +47,7 @@ function waiting.among(names, request_ids)
   local texts, phases = waiting.look(request_ids)
   for i, request_id in ipairs(request_ids) do
     local r = record.read_next(texts[i])
-    if waiting.is_in(names[i], request_id, r, phases[i]) then
+    if waiting.is_in(names[i], request_id, r, texts[i], phases[i]) then
       n = n + 1
       found[n], records[n], found_texts[n] = request_id, r, texts[i]
     end

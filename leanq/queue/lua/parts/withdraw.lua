@@ -14,13 +14,15 @@ function withdraw.trim(name, r)
   local list, dropped = tag .. ':' .. name, 0
   local first = redis.call('LINDEX', list, 0)
   while first and dropped < 1000 do
-    local other = record.load(first)
-    if other and wait_list.name_of(other, redis.call('HGET', tag .. ':phase', first)) == name then break end
+    local other, version = record.load(first)
+    if version or other and wait_list.name_of(other, redis.call('HGET', tag .. ':phase', first)) == name then break end
     redis.call('LPOP', list)
     dropped = dropped + 1
     first = redis.call('LINDEX', list, 0)
   end
   if dropped > 0 then wait_list.forget(name, dropped) end
+  -- The server may have lost the list.
+  if not first then redis.call('HDEL', tag .. ':withdrawn', name) end
   if not first and name ~= 'quarantined:' .. r.environment then
     local ring_name = r.environment .. ':' .. r.priority
     redis.call('LREM', tag .. ':ring:' .. ring_name, 0, r.tenant)
