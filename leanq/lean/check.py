@@ -13,21 +13,24 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cachetools import LRUCache
 from msgspec.structs import replace
 
 from leanq.errors import AuditError
+from leanq.fleet.shown import some_of
+from leanq.lean.audit.closing import Marks
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.imported_axioms import ImportedAxioms, audit
 from leanq.lean.audit.judge_client import JudgeLimitError, Judgement, Judges, Parts
+from leanq.lean.audit.library_syntax import Evaluators
 from leanq.lean.audit.olean import read_bytes, read_parts
-from leanq.lean.audit.programs import runs_programs
+from leanq.lean.audit.programs import acts_outside, runs_programs
 from leanq.lean.diagnostics import noted
 from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import (
@@ -38,7 +41,7 @@ from leanq.lean.examples import (
     names_sorry,
     writes_sorry,
 )
-from leanq.lean.process import Lean, Run, Slot, limits_of, olean
+from leanq.lean.process import Evaluated, Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Reason, Reply, Request, Theorem
@@ -49,8 +52,6 @@ NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibilit
 # Lean's notes about a text, its examples among them.
 _NOTES = "notes.ilean"
 _MOST_NOTES_BYTES = 64 << 20
-# How many times a text's CPU budget may be spent on compiling it for its examples.
-_BUDGETS_FOR_EXAMPLES = 4.0
 _HEADERS_REMEMBERED = 256
 _MOST_LOGGED = 500
 _AT_ONCE_CHARS, _AT_ONCE_BYTES = 1000, 1 << 18
@@ -68,10 +69,33 @@ class Auditor:
         self._has_evaluators = False
 
     async def runs_programs(self, code: str) -> str | None:
-        """Returns the part of a text that lets it run programs of its own in this environment."""
+        """Returns the part of a text that lets it run programs of its own in this environment, by
+        its words."""
+        return await self._told_by_words(runs_programs, code)
 
+    async def ran_programs(self, code: str, runs: Sequence[Evaluated | None]) -> str | None:
+        """Returns what shows that a text ran programs of its own, or could have where nobody has
+        watched one of its runs.
+
+        Args:
+            runs: what Lean evaluated in each run; None if nobody watched.
+        """
+        seen = [each for each in runs if each is not None]
+        if free := next((each.free for each in seen if each.free), ""):
+            return f"it ran {free} while it was compiled"
+        first = next((each.first for each in seen if each.first), "")
+        is_clear = len(seen) == len(runs) and not first
+        word = await self._told_by_words(acts_outside if is_clear else runs_programs, code)
+        if word is None:
+            return None
+        ran = f", and it ran {first}" if first else ""
+        return f"{word!r} lets it run programs while it is compiled{ran}"
+
+    async def _told_by_words(
+        self, rule: Callable[[str, Evaluators], str | None], code: str
+    ) -> str | None:
         def look() -> str | None:
-            return runs_programs(code, evaluators(self._lean.environment))
+            return rule(code, evaluators(self._lean.environment))
 
         at_once = self._has_evaluators and len(code) < _AT_ONCE_CHARS
         found = await run_apart(look, at_once=at_once)
@@ -96,9 +120,8 @@ class Target:
         holes: definitions whose values the candidate may choose; None for all that are a sorry.
         is_whole: whether the candidate has to have all that the target declares, beside the
             theorems.
-        stand_ins: how the names of our axioms for the holes that stay open begin, in the target and
-            in the candidate.
-        unseen: how the names of those end that no tactic in the hole in question can see there.
+        marks: the markers around holes, if the candidate has to fill one of several; see
+            `leanq.lean.audit.closing.Marks`.
         examples: the names of ours for the examples of both.
     """
 
@@ -107,13 +130,16 @@ class Target:
     theorems: Sequence[Sequence[str | int]] = ()
     holes: Sequence[str] | None = ()
     is_whole: bool = False
-    stand_ins: Sequence[str] = ()
-    unseen: Sequence[str] = ()
+    marks: Marks | None = None
     examples: Sequence[str] = ()
 
     def order(self) -> dict[str, Any]:
-        names = ("theorems", "holes", "is_whole", "stand_ins", "unseen", "examples")
-        return {"target_ending": self.ending} | {name: getattr(self, name) for name in names}
+        names = ("theorems", "holes", "is_whole", "examples")
+        order = {name: getattr(self, name) for name in names} | {"target_ending": self.ending}
+        if self.marks is None:
+            return order | {"op": "verify", "unfilled": ""}
+        marks = self.marks._asdict()
+        return order | {"op": "close", "unfilled": self.marks.unfilled, "marks": marks}
 
 
 async def check(
@@ -142,11 +168,11 @@ class Compilation:
     target: Target | None = None
     options: Sequence[str] = ()
     _file: Parts | None = None
-    _named: list[Parts] = field(default_factory=list)
-    _places: list[tuple[int, int]] = field(default_factory=list)
+    _named: Parts | None = None
     _examples: Examples | None = None
     _example_names: tuple[str, ...] = ()
     _names_sorry: bool = False
+    _evaluated: list[Evaluated | None] = field(default_factory=list)
 
     def __post_init__(self, code: str) -> None:
         self._header, self._ended = split_header(code), Ended.of(code)
@@ -164,6 +190,9 @@ class Compilation:
             # Lean's errors have to be about the text as it is.
             reply, was_read = await self._run(slot, ended.code), False
         reply = replace(reply, messages=ended.own(reply.messages))
+        if reply.verdict == "incomplete" and self.target is not None and self.target.marks:
+            # Other holes are open, and the judge tells whether this one is.
+            reply = replace(reply, verdict="accepted", reason=None)
         if reply.verdict != "accepted":
             return reply
         if not was_read:
@@ -174,13 +203,29 @@ class Compilation:
 
     async def _run(self, slot: Slot, text: str) -> Reply:
         options, fingerprint = (*self.options, *self._notes), self.lean.environment.fingerprint
-        run = await self.lean.run(slot, text, limits_of(self.request), options=options)
-        return replace(run.outcome, fingerprint=fingerprint, spent=run.spent)
+        limits, tenant = limits_of(self.request), self.request.tenant
+        run = await self.lean.run(slot, text, limits, options=options, tenant=tenant)
+        outcome = run.outcome
+        if outcome.verdict == "accepted" and run.evaluated is None and await self._is_doubted():
+            watched = await self.lean.watch(slot, text, limits, options=options)
+            if watched is not None:
+                run = watched
+                outcome = replace(run.outcome, cpu_s=run.outcome.cpu_s + outcome.cpu_s)
+        self._evaluated = [run.evaluated]
+        return replace(outcome, fingerprint=fingerprint, spent=run.spent)
 
-    async def judge(self, auditor: Auditor, reply: Reply, target: Target | None = None) -> Reply:
-        """Returns the final verdict on the result of :meth:`compile`, perhaps for another
-        target."""
-        self.target = target or self.target
+    async def _is_doubted(self) -> bool:
+        """Returns whether a text's words alone would refuse it."""
+        if self.target is not None or self.request.trust_programs or not self.request.audit:
+            return False
+
+        def look() -> bool:
+            return runs_programs(self._ended.code, evaluators(self.lean.environment)) is not None
+
+        return await asyncio.to_thread(look)
+
+    async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
+        """Returns the final verdict on the result of :meth:`compile`."""
         if self._file is None or reply.verdict != "accepted":
             return reply
         started = time.monotonic()
@@ -194,16 +239,16 @@ class Compilation:
         ending, prints = self._ended.name, self.request.statements
         order: dict[str, Any] = {"ending": ending, "tenant": tenant, "statements": prints}
         if self.target is not None:
-            order |= self.target.order() | {"allowed": self.request.allow_axioms, "op": "verify"}
+            order |= self.target.order() | {"allowed": self.request.allow_axioms}
             return await judges.ask(self._header, [self.target.file, file], order, limits)
-        if (examples := self._examples) is not None:
+        if self._examples is not None and self._named is not None:
             order |= {
-                "names": self._example_names,
-                "places": self._places,
-                "probe_name": examples.probe_name,
+                "notes": self._example_names,
+                "names": self._examples.names,
+                "places": self._examples.places,
                 "op": "examples",
             }
-            return await judges.ask(self._header, [file, *self._named], order, limits)
+            return await judges.ask(self._header, [file, self._named], order, limits)
         return await judges.judge(self._header, file, ending, limits, tenant, statements=prints)
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
@@ -212,13 +257,9 @@ class Compilation:
         if found.rule:
             return _denied(reply, found)
         theorems = tuple(map(Theorem, found.theorems, found.statements))
-        reply = replace(reply, theorems=theorems)
+        reply = replace(reply, theorems=theorems, more_theorems=found.more_theorems)
         if found.differences:
-            failed = tuple(Failure(*each) for each in found.differences)
-            text = "it is not what the target states: {0.name}: {0.rule}: {0.text}".format(
-                failed[0]
-            )
-            return _rejected(replace(reply, failed=failed), "statement_differs", text)
+            return _differing(reply, tuple(Failure(*each) for each in found.differences))
         if not found.ended:
             return _unread(reply)
         try:
@@ -234,7 +275,9 @@ class Compilation:
             return _unjudged(reply, "judge_limit", str(error))
         reply = replace(reply, axioms=findings.axioms)
         if findings.forbidden:
-            text = f"it declares or rests on axioms not allowed: {', '.join(findings.forbidden)}"
+            text = f"it declares or rests on axioms not allowed: {some_of(findings.forbidden)}"
+            if findings.leads:
+                text += "; {} rests on {}".format(*findings.leads)
             return _rejected(reply, "forbidden_axiom", text)
         if findings.incomplete or self._names_sorry:
             text = "it rests on sorryAx"
@@ -246,12 +289,10 @@ class Compilation:
         if not found.proved:
             text = f"it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
-        if self._examples and self._examples.tells_line:
-            return _told_apart(reply, "the text can tell on which line one stands")
         if self.target is None:
-            word = await auditor.runs_programs(self._ended.code)
-            if word is not None:
-                return _programmed(reply, word, trusted=self.request.trust_programs)
+            why = await auditor.ran_programs(self._ended.code, self._evaluated)
+            if why is not None:
+                return _programmed(reply, why, trusted=self.request.trust_programs)
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
@@ -272,31 +313,24 @@ class Compilation:
     async def _read_examples(self, slot: Slot, reply: Reply, notes: bytes) -> Reply:
         at_once = len(notes) < _AT_ONCE_BYTES
         self._example_names = await run_apart(examples_in, notes, at_once=at_once)
-        salt = secrets.token_hex(8)
-        examples = await asyncio.to_thread(Examples, self._ended.text, salt)
-        if not examples.count and not self._example_names:
+
+        def named() -> Examples:
+            declared = evaluators(self.lean.environment).tokens
+            return Examples.of(self._ended.text, secrets.token_hex(8), declared)
+
+        examples = await asyncio.to_thread(named)
+        if not examples.names and not self._example_names:
             return reply
-        self._examples = examples
-        left_s = _BUDGETS_FOR_EXAMPLES * self.request.timeout_s
-        for number in range(examples.count + len(examples.probes)):
-            if left_s <= 0:
-                why = "it has too many examples to be compiled for each; state them as theorems"
-                return _unjudged(reply, "judge_limit", why)
-            if number < examples.count:
-                named = await asyncio.to_thread(examples.named, number)
-                text = named.text
-                self._places.append((named.line, named.column))
-            else:
-                text = examples.probes[number - examples.count]
-            # The same work once more must not fail for a budget that it only just kept.
-            limits = limits_of(self.request, 2.0)
-            run = await self.lean.run(slot, text, limits, options=NAMED_OPTIONS)
-            used_s = run.done.exit.cpu_s
-            left_s -= used_s
-            reply = replace(reply, cpu_s=reply.cpu_s + used_s)
-            if not run.compiled:
-                return _unnamed(reply, run)
-            self._named.append(await _parts(olean(slot)))
+        if examples.doubt:
+            return _told_apart(reply, examples.doubt)
+        # The same work once more must not fail for a budget that it only just kept.
+        limits, options = limits_of(self.request, 2.0), (*self.options, *self._notes)
+        run = await self.lean.run(slot, examples.text, limits, options=options)
+        reply = replace(reply, cpu_s=reply.cpu_s + run.done.exit.cpu_s)
+        if not run.compiled:
+            return _unnamed(reply, run)
+        self._evaluated.append(run.evaluated)
+        self._examples, self._named = examples, await _parts(olean(slot))
         return reply
 
 
@@ -347,14 +381,22 @@ def _denied(reply: Reply, found: Judgement) -> Reply:
     raise AssertionError(found.rule)
 
 
-def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
+def _differing(reply: Reply, failed: tuple[Failure, ...]) -> Reply:
+    """Returns the verdict on a text that is not what its target states."""
+    reply, first = replace(reply, failed=failed), failed[0]
+    if first.rule in ("hole_open", "hole_uses_hole", "hole_left_out"):
+        return _rejected(reply, cast("Reason", first.rule), f"{first.name}: {first.text}")
+    text = f"it is not what the target states: {first.name}: {first.rule}: {first.text}"
+    return _rejected(reply, "statement_differs", text)
+
+
+def _programmed(reply: Reply, why: str, *, trusted: bool) -> Reply:
     """Returns the verdict on a text that can replace its own result."""
     if trusted:
         return replace(reply, reason="runs_programs")
     text = (
-        f"Lean accepts it, but {word!r} lets it run programs while it is compiled, so leanq "
-        "cannot vouch for the result; verify it against a target, or vouch for it yourself "
-        "(--trust-programs)"
+        f"Lean accepts it, but {why}, so leanq cannot vouch for the result; verify it against a "
+        "target, or vouch for it yourself (--trust-programs)"
     )
     return noted(reply, text, verdict="unverified", reason="runs_programs")
 

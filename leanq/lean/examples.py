@@ -1,14 +1,16 @@
 """Gives each example of a text a name, so that it leaves a constant behind.
 
 Lean elaborates an ``example`` as a definition of the name ``_example`` and forgets it. So the text
-is compiled once more for each example, with that one as ``def _example``. It states the same: all
-before it is unchanged, and its name and place are as before. The examples behind it get other
-names, since equal names collide.
+is compiled once more with each example as a definition of another such name. They fill the same
+characters, so no line and no column moves. A name begins with ``_``, which no search of Lean's
+offers, and stands nowhere in the text.
 
-Lean's notes of a text, an ``.ilean`` file, have the names that it elaborated, kept or not. leanq
-may misread a word as an example, or miss one. A doubtful word gets a name in a compilation of its
-own, which must leave no constant of that name. Doubtful words share a compilation, unless the text
-declares tokens: with those, one word can decide whether another one is read.
+The examples before one are still there when Lean reads it. They can change what it states only by
+an attribute, by a tactic that searches the environment, or by a term that tells its declaration's
+name. A text with one of these is not judged so. Nor is one in which leanq may misread a comment or
+a string, and with it what an example is: see :mod:`leanq.lean.audit.bare_text`.
+
+Lean's notes of a text, an ``.ilean`` file, have the names that it elaborated, kept or not.
 
 Lean also drops a declaration, and says nothing, if the error is about a ``sorryAx`` that the text
 itself calls the mark of an earlier error. A compiled file does not show it, and where all meanings
@@ -18,85 +20,117 @@ of an overloaded name fail, Lean's notes do not show it either.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+import string
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from leanq.errors import AuditError
-from leanq.lean.syntax import may_be_keyword, string_contents, tokens
+from leanq.lean.audit.bare_text import bare_text
+from leanq.lean.syntax import split_header, tokens
 
 NAME = "_example"
 """Lean's name for an example."""
 
 _SORRY = "sorryAx"
 _WORD = "example"
-_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
-_DECLARES_TOKENS = re.compile("notation|infix|prefix|postfix")
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
-# Terms that tell their own line.
-_TELLS_LINE = re.compile(r"(?<![\w.])(?:\w+!|sorry\b)")
+# Words by which a text finds what its examples leave behind, or tells their names.
+_FINDS_WORDS = (
+    "exact? apply? rw? rw?? rewrite? have? observe? try? rw_search library_search hint propose "
+    "locals suggestions decl_name unreachable! panic! todo! assert! debug_assert! _example"
+)
+_FINDS = frozenset(_FINDS_WORDS.split(" "))
+_BETWEEN_PARTS = re.compile("[.«»]")
+# What stands behind an attribute of a command that is no example.
+_DECLARES_WORDS = (
+    "def theorem lemma instance abbrev structure class inductive coinductive axiom opaque alias "
+    "notation notation3 infix infixl infixr prefix postfix irreducible_def"
+)
+_MODIFIER_WORDS = "private protected public meta noncomputable unsafe partial nonrec scoped local"
+_MODIFIERS = frozenset(_MODIFIER_WORDS.split(" "))
+_DECLARES = frozenset(_DECLARES_WORDS.split(" "))
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A text with a name for one of its examples, and the place of the name."""
+class Examples:
+    """A text with a name for each of its examples.
+
+    Attributes:
+        names: these names.
+        places: where they stand: lines from 1, columns from 0.
+        doubt: why they must not be judged so; empty if they may.
+    """
 
     text: str
-    line: int
-    column: int
+    names: tuple[str, ...]
+    places: tuple[tuple[int, int], ...]
+    doubt: str = ""
+
+    @classmethod
+    def of(cls, code: str, salt: str, declared: Collection[str] = ()) -> Examples:
+        """Names the examples of a text.
+
+        Args:
+            salt: makes up the names.
+            declared: the tokens of libraries.
+        """
+        starts = _offsets(code)
+        names = _hidden_names(code, salt, len(starts))
+        if len(names) < len(starts):
+            return cls(code, (), (), "there are too many")
+        text = _replaced(code, starts, names)
+        return cls(text, names, _places(code, starts), _doubt(code, declared, len(starts)))
 
 
-class Examples:
-    """The examples that a text may have, ``count`` of them by leanq's reading. ``probes`` are the
-    texts with ``probe_name`` for other words that could be one. ``tells_line``: whether an example
-    had to move to another line, and the text could tell. ``salt`` makes up the names."""
+def _places(code: str, starts: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Returns where the names for these examples stand."""
+    found: list[tuple[int, int]] = []
+    line, done = 1, 0
+    for start in starts:
+        line += code.count("\n", done, start)
+        done = start
+        found.append((line, start - code.rfind("\n", 0, start) - 1 + len("def ")))
+    return tuple(found)
 
-    def __init__(self, code: str, salt: str) -> None:
-        self._code = code
-        self._starts: list[int] = []
-        self._ends: list[int] = []  # of the token before each
-        end = 0
-        for token in tokens(code):
-            if token.text == _WORD:
-                self._starts.append(token.start)
-                self._ends.append(end)
-            end = token.end
-        self.count = len(self._starts)
-        seen, literals = set(self._starts), string_contents(code)
-        others = [
-            match.start()
-            for match in _EXAMPLE.finditer(code)
-            if match.start() not in seen and may_be_keyword(code, match.start(), literals)
-        ]
-        *self._names, self.probe_name = made_up_names(salt, self.count + 1)
-        together = (
-            [others] if others and not _DECLARES_TOKENS.search(code) else ([n] for n in others)
-        )
-        self.probes = [_replaced(code, each, [self.probe_name] * len(each)) for each in together]
-        self.tells_line = False
 
-    def named(self, number: int) -> Named:
-        code, start = self._code, self._starts[number]
-        later = _replaced(code, self._starts[number + 1 :], self._names[number + 1 :])
-        rest = later[start + len(_WORD) :]
-        line_start = code.rfind("\n", 0, start) + 1
-        above_start = code.rfind("\n", 0, max(line_start - 1, 0)) + 1
-        column = start - line_start
-        above = code[above_start:line_start].strip()
-        is_free = above_start >= max(self._ends[number], 1) and (
-            not above or (above.startswith("--") and "-/" not in above)
-        )
-        if is_free and not code[line_start:start].strip():
-            # On the line above, so that nothing behind it moves.
-            head = f"{code[:above_start]}{' ' * column}def {NAME}"
-            text = f"{head} {above}".rstrip()
-        else:
-            self.tells_line = self.tells_line or _TELLS_LINE.search(code) is not None
-            text = head = f"{code[:start]}def {NAME}"
-        text = f"{text}\n{' ' * (column + len(_WORD))}{rest}"
-        return Named(text, head.count("\n") + 1, len(head) - len(NAME) - head.rfind("\n") - 1)
+def _hidden_names(code: str, salt: str, count: int) -> tuple[str, ...]:
+    """Returns names of three characters that stand nowhere in a text."""
+    first = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
+    ends = _LETTERS + string.ascii_letters + string.digits
+    most = len(_LETTERS) * len(ends)
+    made_up = (
+        f"_{_LETTERS[number % most // len(ends)]}{ends[number % len(ends)]}"
+        for number in range(first % most, first % most + most)
+    )
+    return tuple(itertools.islice((name for name in made_up if name not in code), count))
+
+
+def _doubt(code: str, declared: Collection[str], count: int) -> str:
+    """Returns why the examples of a text, so many, must not be judged by names."""
+    bare = bare_text(code[split_header(code).end_offset :], declared)
+    words = [word.text for word in bare.words] if bare else []
+    glued = any(word.is_glued and _WORD in word.text for word in bare.words) if bare else True
+    if glued or words.count(_WORD) != count:
+        return "its notation or its strings could hide one; state these otherwise"
+    parts = (part for word in words for part in (word, *_BETWEEN_PARTS.split(word)))
+    if found := _FINDS.intersection(parts):
+        return f"{min(found)} could find what one of them leaves behind, or tell its name"
+    for start, pair in enumerate(itertools.pairwise(words)):
+        if pair == ("@", "["):
+            depth, end = 1, start + 2
+            while depth and end < len(words):
+                depth += {"[": 1, "]": -1}.get(words[end], 0)
+                end += 1
+            while end < len(words) and words[end] in _MODIFIERS:
+                end += 1
+            behind = words[end : end + 2]
+            if behind != ["@", "["] and not _DECLARES.intersection(behind[:1]):
+                return "one of them, or what it declares, has an attribute"
+    return ""
 
 
 def may_have_examples(code: str) -> bool:

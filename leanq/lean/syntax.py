@@ -9,7 +9,7 @@ commands that a macro hides.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ _IDENTIFIER_PART = re.compile(_PART)
 
 # Lean has no other blanks: a token may have a no-break space inside.
 _BLANKS = " \t\r\n"
-_SPACE = re.compile(r"(?:[ \t\r\n]++|--[^\n]*+)++")
+_SPACE = re.compile(r"(?:[ \t\r\n]+|--[^\n]*)+")
 _COMMENT_EDGE = re.compile(r"/-|-/")
 
 # An unfinished token reaches to the end of the file: an error for Lean, and time stays linear.
@@ -50,8 +50,8 @@ _TOKEN = re.compile(
     | (?P<other>     . )
     """
 )
-_STRING_REST = re.compile(r'(?s)(?:[^"\\]++|\\.)*+"')
-_INTERPOLATED_REST = re.compile(r'(?s)(?:[^"\\{]++|\\.)*+["{]')
+_STRING_REST = re.compile(r'(?s)[^"\\]*(?:\\.[^"\\]*)*"')
+_INTERPOLATED_REST = re.compile(r'(?s)[^"\\{]*(?:\\.[^"\\{]*)*["{]')
 _INTERPOLATING = frozenset({"s!", "m!", "f!", "throwError", "dbg_trace"})
 
 # Words that are copied into a source of ours stay on their line.
@@ -69,12 +69,7 @@ _ACTING_WORD = re.compile(
     re.VERBOSE,
 )
 
-# An identifier that goes on, at the end of what is searched.
-_GOES_ON = re.compile(rf"(?<![{_REST}.»])(?:{_PART}\.)*+[{_FIRST}][{_REST}]*\Z|(?:{_PART}\.)+\Z")
-# Signs that no library's token begins with if it goes on with letters and ends a command.
-_COMMON_SIGNS = frozenset('()[]{}⟨⟩,;:.=<>+-*/|&^~@$%"`«»‹›→←↔↦∀∃λ¬∧∨≤≥≠×·•∘∣∈∉⊆∪∩▸')
-# How far around a word it is examined for being a part of another token.
-_MOST_BEFORE = 300
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n\s*|(.))", re.DOTALL)
 
 
@@ -165,43 +160,16 @@ def can_act(text: str) -> bool:
     return False
 
 
-def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
-    """Returns whether a word there may be a token of its own. ``literals``: the text's
-    :func:`string_contents`.
-
-    It is none if an identifier reaches into it, since Lean takes the longest token. A token that
-    begins before the identifier and ends there would be a library's, or one that the text declares
-    by a string.
-    """
-    start = offset
-    while start and code[start - 1] not in _BLANKS:
-        start -= 1
-        if offset - start > _MOST_BEFORE:
-            return True
-    run = code[start:offset]
-    found = _GOES_ON.search(run)
-    if not run or found is None:
-        return True
-    before = run[: found.start()]
-    if not before:
-        return False
-    return (
-        before[-1] not in _COMMON_SIGNS
-        or '"' in run
-        or any(run[at:] in literals for at in range(len(before)))
-    )
-
-
-def string_contents(code: str) -> frozenset[str]:
-    """Returns all possible contents of strings in a text, whatever its tokens are."""
-    pieces = code.split('"')
-    decoded = (_ESCAPE.sub(_unescaped, piece) for piece in pieces)
-    return frozenset(piece.strip(_BLANKS) for piece in (*pieces, *decoded))
+def string_content(literal: str) -> str:
+    """Returns what a literal of a string says, raw or not."""
+    if literal.startswith("r"):
+        return literal.lstrip("r#").rstrip("#")[1:-1]
+    return _ESCAPE.sub(_unescaped, literal[1:-1])
 
 
 def _unescaped(match: re.Match[str]) -> str:
     digits = match[1] or match[2]
-    return chr(int(digits, 16)) if digits else match[3] or ""
+    return chr(int(digits, 16)) if digits else _CONTROLS.get(match[3], match[3] or "")
 
 
 def _canonical(identifier: str) -> str:

@@ -1,4 +1,4 @@
 prelude
 import Tracing
 theorem t : True := True.intro
--- theorem u : True := by trace 1
+def f (trace : Nat → Nat) (n : Nat) : Nat := (trace n)

@@ -1,5 +1,5 @@
 prelude
 import Tracing
-def rule : Nat := 1
--- @[aesop safe] rule: Aesop.RuleTac
+def aesop (add : Nat) : Nat := add
+def Aesop.RuleTac : Nat := aesop (add := 1)
 theorem t : True := True.intro

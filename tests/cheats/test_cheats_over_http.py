@@ -16,12 +16,11 @@ from support.fleets import working
 from support.gateway.gateways import Gateway, new_gateway
 from support.gateway.kimina_reading import documented, reading
 from support.lean.cheats import TABLE, open_libraries, target, text
-from support.lean.sites import SELDOM, repl_command
 
 from leanq.gateway.kimina_results import LIBRARIES
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.repl.driver import ReplDriver
 from leanq.queue.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -47,7 +46,7 @@ ALL_S = 300.0
 Results = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(params=["lean", "repl"])
+@pytest.fixture(params=["lean", "server"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Of the driver."""
     return str(request.param)
@@ -67,11 +66,8 @@ async def gateway(
     folder = tmp_path / "library"
     folder.mkdir()
     environment = replace(open_libraries(core, cache, folder), name=kind)
-    made: LeanDriver
-    if kind == "lean":
-        made = LeanDriver(lambda: environment, slots=2)
-    else:
-        made = ReplDriver(lambda: environment, repl_command(environment), slots=2, rules=SELDOM)
+    forks = ForkRules() if kind == "lean" else None
+    made = LeanDriver(lambda: environment, slots=2, forks=forks)
     async with (
         working(settings, made, slots=2),
         new_gateway(settings, environment=kind) as gateway,
@@ -174,9 +170,5 @@ async def test_no_route_tells_a_client_that_a_cheat_is_proved(gateway: Gateway, 
     for results in (by_batch, one_by_one):
         assert {label: words(result) for label, result in results.items()} == expected
 
-    if kind == "repl":
-        trees = await kiminas_results(gateway, infotree="full")
-        assert_nothing_is_proved_that_is_not(trees)
-    else:
-        refused = await kiminas_results(gateway, infotree="full")
-        assert {reading(result) for result in refused.values()} == {"server_error"}
+    refused = await kiminas_results(gateway, infotree="full")
+    assert {reading(result) for result in refused.values()} == {"server_error"}

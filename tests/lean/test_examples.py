@@ -16,8 +16,7 @@ from leanq.errors import AuditError
 from leanq.lean.audit.olean import open_image, read_parts
 from leanq.lean.audit.survey import places
 from leanq.lean.environment import Environment
-from leanq.lean.examples import NAME, Examples, examples_in, may_have_examples, names_sorry
-from leanq.lean.syntax import may_be_keyword, string_contents
+from leanq.lean.examples import Examples, examples_in, may_have_examples, names_sorry
 
 
 @pytest.fixture(scope="module")
@@ -25,106 +24,84 @@ def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
     return Lean(core, tmp_path_factory.mktemp("lean"))
 
 
-# What is behind an example must not move by a column, and by no line where a line is free.
-PLACED = [
-    ("a\n\nexample : p := h\nb\n", "a\ndef _example\n        : p := h\nb\n", 2),
-    ("a\n-- why\nexample:p", "a\ndef _example -- why\n       :p", 2),
-    ("a\n\n  example : p", "a\n  def _example\n          : p", 2),
-    ("a\n  -- why -/\nexample : p", "a\n  -- why -/\ndef _example\n        : p", 3),
-    ("a\nexample : p := h", "a\ndef _example\n        : p := h", 2),
-    ("example : p := h", "def _example\n        : p := h", 1),
-    ("open Foo in example : p", "open Foo in def _example\n                    : p", 1),
-    ("a\n\n@[simp] example : p", "a\n\n@[simp] def _example\n                : p", 3),
-]
+def test_examples_get_names_and_nothing_moves() -> None:
+    code = (
+        "example : a\n\n  -- an example\n  @[simp] theorem example.t : b := example.s\nexample : c"
+    )
+    found = Examples.of(code, "salt")
+    first, second = found.names
+    assert found.text == code.replace("example : a", f"def {first} : a").replace(
+        "example : c", f"def {second} : c"
+    )
+    assert (found.places, found.doubt) == (((1, 4), (5, 4)), "")
+    assert all(len(name) == 3 and name[0] == "_" for name in found.names)
 
 
-@pytest.mark.parametrize(("code", "named", "line"), PLACED)
-def test_an_example_gets_its_name_and_the_rest_stays_in_place(
-    code: str, named: str, line: int
-) -> None:
-    found = Examples(code, "salt").named(0)
-    assert (found.text, found.line) == (named, line)
-    assert found.text.split("\n")[line - 1][found.column :].startswith(NAME)
-
-
-def test_the_examples_before_one_stay_and_those_behind_get_other_names() -> None:
-    examples = Examples("example : a\n\nexample : b\n\nexample : c\n", "salt")
-    first, second, third = (examples.named(number).text for number in range(examples.count))
-    assert [text.count("example : ") for text in (first, second, third)] == [0, 1, 2]
-    assert [text.count(f"def {NAME}") for text in (first, second, third)] == [1, 1, 1]
-    assert second.startswith("example : a\ndef _example\n        : b\n\ndef ")
+def test_no_text_has_the_names_of_its_examples() -> None:
+    names = Examples.of("example : a\n" * 3, "salt").names
+    again = Examples.of("-- " + " ".join(names) + "\n" + "example : a\n" * 3, "salt").names
+    assert set(again).isdisjoint(names)
+    assert len(set(again)) == 3
+    assert Examples.of("example : a\n" * 6000, "salt").doubt == "there are too many"
 
 
 @pytest.mark.parametrize(
-    ("code", "may_be"),
+    "code",
     [
-        ("-- an |example", True),
-        ('"an |example"', True),
-        ("#version|example", True),
-        ("«a»|example", True),
-        ("0|example", True),
-        ("(f x).|example", True),
-        ("λ|example", True),
-        ('infix "⋆." => f\n#check ⋆.|example', True),
-        ('infix "⋆\\x2e" => f\n#check ⋆.|example', True),
-        ('infix "(a." => f\n#check (a.|example', True),
-        ('infix "(a\\u002e" => f\n#check (a.|example', True),
-        # To Lean a no-break space is no blank.
-        ('infix "⋆\u00a0x." => f\n#check ⋆\u00a0x.|example', True),
-        ('infix "\u00a0(x." => f\n#check \u00a0(x.|example', True),
-        ("x.|example", False),
-        ("(x.|example", False),
-        ("[my_|example]", False),
-        ("`_|example", False),
-        ("«a».|example", False),
-        ("αβ|example", False),
+        "@[instance] example : A := a",
+        "@[simp] private noncomputable example : a = b := h",
+        "@[simp] /-- A doc. -/ example : a = b := h",
+        "example : a := f where\n  @[instance] f : A := a",
+        "example : a := by let rec @[simp] f : A := a; exact f",
+        "example : a := by exact?",
+        "example : a := by simp +locals",
+        "example : decl_name% = n := rfl",
+        'notation "⟪-" => a\nexample : b := ⟪-- example : c',
+        'def f (s! : String) := s! "{"\nexample : a := sorry\ndef g := "}"',
+        'notation "⟪" a ")." => a\ndef b := ⟪ 1 ).example : c',
+        'example : a := "',
     ],
 )
-def test_which_words_may_be_tokens_of_their_own(code: str, may_be: bool) -> None:
-    offset = code.index("|")
-    code = code.replace("|", "")
-    assert may_be_keyword(code, offset, string_contents(code)) is may_be
+def test_texts_that_could_tell_or_hide_an_example(code: str) -> None:
+    assert Examples.of(code, "salt").doubt
 
 
-def test_a_word_that_is_no_example_by_our_reading_is_probed() -> None:
-    code = 'def s := "an example"\n-- an example\nexample : p\n'
-    examples = Examples(code, "salt")
-    assert examples.count == 1
-    assert examples.probes == [code.replace("an example", f"an def {examples.probe_name}")]
-    assert Examples("def my_example := 1", "salt").probes == []
+@pytest.mark.parametrize(
+    "code",
+    [
+        "@[simp] theorem t : a := h\nexample : a := h",
+        "@[simp, inherit_doc f] private def g (x : A[1]) := x\nattribute [simp] g in\nexample := g",
+        "-- exact? finds it\nexample : xs[0]? = none := by simp",
+        'def s := "an example" ++ s!"{x}" -- an example',
+    ],
+)
+def test_texts_that_could_not(code: str) -> None:
+    assert Examples.of(code, "salt").doubt == ""
 
 
-def test_in_a_text_with_tokens_of_its_own_each_word_is_probed_alone() -> None:
-    # Where the first word is another one, Lean takes all behind it for a comment.
-    code = 'notation "/-!\\x65xample" => True\n#check Not /-!example\nexample : p := h\n-- -/\n'
-    examples = Examples(code, "salt")
-    before, first, second = code.split("example :")[0], *examples.probes
-    assert examples.count == 0
-    assert f"#check Not /-!def {examples.probe_name}\nexample : p" in first
-    assert second.startswith(f"{before}def {examples.probe_name} : p")
+def test_a_librarys_token_can_hide_an_example() -> None:
+    code = "example : a := b +-- example : c\n"
+    assert Examples.of(code, "salt").doubt == ""
+    assert Examples.of(code, "salt", ["+-"]).doubt
 
 
 PIECES = ["example", "\n", " ", "--", "/-", "-/", '"', "«", "»", ".", "a", "(", "#"]
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=2), max_size=30).map("".join))
-def test_any_text_keeps_what_stands_behind_an_example(code: str) -> None:
-    examples = Examples(code, "salt")
-    assert not examples.count or may_have_examples(code)
-    for number in range(examples.count):
-        named = examples.named(number)
-        assert named.text.split("\n")[named.line - 1][named.column :].startswith(NAME)
-        last = code[code.rfind("example") + len("example") :]
-        assert named.text.endswith(last)
-        assert len(named.text.rsplit("\n", 1)[-1]) == len(code.rsplit("\n", 1)[-1])
+def test_in_any_text_nothing_moves(code: str) -> None:
+    found = Examples.of(code, "salt")
+    assert not found.names or may_have_examples(code)
+    assert len(found.text) == len(code)
+    lines = found.text.split("\n")
+    for name, (line, column) in zip(found.names, found.places, strict=True):
+        assert lines[line - 1][column:].startswith(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", ["example ", "x.example", "(example", 'r#"', "«", 's!"{'])
 def test_time_is_linear(piece: str) -> None:
-    examples = Examples(piece * 100_000, "salt")
-    if examples.count:
-        examples.named(examples.count - 1)
+    Examples.of(piece * 100_000, "salt")
 
 
 # What Lean notes
@@ -217,12 +194,10 @@ class K (α : Type) where
 def test_a_definition_does_for_every_example(lean: Lean, tmp_path: Path, example: str) -> None:
     code = CORPUS + example
     assert lean.run(code, folder=tmp_path) == []
-    named = Examples(code, "salt").named(0)
+    found = Examples.of(code, "salt")
     # Lean may advise against a definition of this type; that is no error.
-    image = open_image(read_parts(lean.compile(named.text, folder=tmp_path)))
-    here = [
-        name
-        for name, (_, selection) in places(image).items()
-        if selection[:2] == (named.line, named.column)
-    ]
-    assert [name[-1] for name in here] == [NAME]
+    image = open_image(read_parts(lean.compile(found.text, folder=tmp_path)))
+    [place] = found.places
+    here = [name for name, (_, selection) in places(image).items() if selection[:2] == place]
+    assert [name[-1:] for name in here] == [found.names]
+    assert bool(found.doubt) == ("@[" in example)

@@ -18,16 +18,24 @@ PROOF = "by first | exact True.intro | exact sorryAx _ false"
 CHEATS = {
     "states something else under another name": (
         f"{BY_NAME}\nexample : Says.says decl_name% := {PROOF}\n",
-        "incomplete sorry",
+        "unverified statement_differs",
     ),
     "the same behind other words on its line": (
         f"{BY_NAME}open Nat in example : Says.says decl_name% := {PROOF}\n",
-        "incomplete sorry",
+        "unverified statement_differs",
     ),
     "states something else on another line": (
         "import Init\nset_option warn.sorry false\nopen Nat in example : (by first\n"
-        '  | (have : (unreachable! : Nat) = mkPanicMessageWithDecl "" "" 4 13 "" := rfl\n'
+        '  | (have : (unreachable! : Nat) = panicWithPosWithDecl "_stdin" "_example" 4 13\n'
+        '       "unreachable code has been reached" := by with_reducible rfl\n'
         "     exact False)\n  | exact True) := by first | trivial | stop trivial\n",
+        "unverified statement_differs",
+    ),
+    "states something else about its own matcher": (
+        "import Init\nset_option warn.sorry false\n"
+        "example : (∀ n : Nat, (match n with | 0 => True | _ + 1 => True)) → (by first\n"
+        "  | (have := @_example.match_1\n     exact False)\n  | exact True) := "
+        "by first | exact fun _ => trivial | stop trivial\n",
         "unverified statement_differs",
     ),
     "has a local declaration that it does not use": (
@@ -40,11 +48,15 @@ CHEATS = {
         "example : True := trivial\n",
         "unverified statement_differs",
     ),
+    "has an attribute, though it is right": (
+        "import Init\n@[simp] example : (2 : Nat) ∣ 4 := ⟨2, rfl⟩\n",
+        "unverified statement_differs",
+    ),
     "changes what those behind it state": (
         "import Init\nset_option warn.sorry false\nclass M where\n  says : Prop\n"
         "instance first : M := ⟨False⟩\n\n@[instance] example : M := ⟨True⟩\n"
         f"example : M.says := {PROOF}\n",
-        "incomplete sorry",
+        "unverified statement_differs",
     ),
 }
 
@@ -55,7 +67,7 @@ example (p : Prop) (h : p) : p := by
 /-- The second example. -/
 example : 1 + 1 = 2 := rfl
 theorem my_example (a b : Nat) : a + b = b + a := by omega
-@[simp] example : (2 : Nat) ∣ 4 := ⟨2, rfl⟩
+example : (2 : Nat) ∣ 4 := ⟨2, rfl⟩
 namespace A
 variable (x : Nat)
 
@@ -77,10 +89,7 @@ async def test_no_example_is_accepted_without_its_proof(real_site: Site, name: s
 
 async def test_honest_examples_are_accepted(real_site: Site) -> None:
     reply = await (await real_site.driver()).run(check(HONEST))
-    assert (reply.verdict, reply.axioms) == (
-        "accepted",
-        ("propext",),
-    ) or reply.verdict == "accepted", reply.messages
+    assert reply.verdict == "accepted", reply.messages
     assert [theorem.name for theorem in reply.theorems] == ["my_example"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -204,8 +203,8 @@ decreasing_by all_goals sorry
     body, ends = (await driver.run(check(code))).sorries
     for recursion in ("exact t p (n + 1) (by omega)", "exact t p n ‹_›"):
         reply = await step(driver, body.state, recursion)
-        assert said(reply) == "rejected statement_differs", (recursion, reply.messages)
-        assert {failure.rule for failure in reply.failed} == {"hole_uses_hole"}
+        assert said(reply) == "rejected hole_open", (recursion, reply.messages)
+        assert {failure.rule for failure in reply.failed} == {"hole_open"}
     assert said(await step(driver, ends.state, "omega")) == "accepted"
 
 
@@ -240,7 +239,7 @@ STATEMENTS = {
     "(p : Nat → Prop) (h : ∃ n, p n) : ¬ ∀ n, ¬ p n := fun k => h.elim k": (
         "∀ (p : Nat → Prop), (∃ (n : Nat), p n) → ¬∀ (n : Nat), ¬p n"
     ),
-    "(a b : Int) (h : a ≤ b) : a - b ≤ 0 := by omega": "∀ (a b : Int), a ≤ b → a - b ≤ (0 : Int)",
+    "(a b : Int) (h : a ≤ b) : a - b ≤ 0 := by omega": "∀ (a b : Int), a ≤ b → a - b ≤ 0",
     "(n : Nat) (h : n ∈ [1, 2]) : n ≤ 2 := by simp at h; omega": (
         "∀ (n : Nat), n ∈ [1, 2] → n ≤ 2"
     ),
@@ -313,9 +312,9 @@ async def test_a_lost_module_of_leans_own_rejects_no_text(
 ) -> None:
     toolchain = library.lean.parents[1]
     with contextlib.ExitStack() as stack:
-        # Beside the library, since another disk would take no links.
+        # A copy, since a link would change the files that other tests' judges look at.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=toolchain.parent)))
-        shutil.copytree(toolchain, folder, copy_function=os.link, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(toolchain, folder, symlinks=True, dirs_exist_ok=True)
         own = replace(library, lean=folder / "bin" / library.lean.name)
         driver = await real_site.open(lambda: own.open(cache))
         file = own.folder / "Std" / "Data" / "HashMap" / "Lemmas.olean"

@@ -13,6 +13,15 @@ HONEST = [
     "def f (order : Nat) := order\ntheorem t (k : Nat) : f (order := k) = k := rfl",
     "theorem t (a b : Nat) (h : a = b) : a + a = a + b := by rw (occs := .pos [2]) [h]",
     "theorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 1000)",
+    "theorem t (a b : Nat) (h : a = b) : a + a = a + b := by\n  rw (occs := [2]) [h]",
+    "/-- No syntax, no macro. -/\n"
+    "theorem t (n : Nat) : Equivalence (fun a b => a % n = b % n) where\n"
+    "  refl := fun _ => rfl -- reflexivity\n"
+    "  symm := fun h => h.symm\n"
+    "  trans := fun h k => h.trans k",
+    "theorem new' (a : Nat) : a = a := rfl\n"
+    "@[deprecated new' (since := \"2025-01-01\")]\ntheorem old (a : Nat) : a = a := new' a",
+    "inductive Foo.Syntax where | macros : Nat → Foo.Syntax\ntheorem unsafe_t : True := trivial",
 ]
 RUNNING = [
     "instance : OfNat Nat 100 := ⟨7⟩\ntheorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 100)",

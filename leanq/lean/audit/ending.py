@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from leanq.queue.requests import Message
 
 
@@ -37,8 +39,19 @@ class Ended:
         return cls(code, text, (word, f"is{word}"))
 
     def own(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Returns those of Lean's messages that are about the text itself."""
-        return tuple(message for message in messages if not self._is_behind(message))
+        """Returns those of Lean's messages that are about the text itself. None reaches behind its
+        end, as one would that ends where the next word begins."""
+        lines = self.code.split("\n")
+        end = (len(lines), len(lines[-1]))
+        found = []
+        for each in messages:
+            if self._is_behind(each):
+                continue
+            if each.end_line is not None and (each.end_line, each.end_column or 0) > end:
+                found.append(replace(each, end_line=end[0], end_column=end[1]))
+            else:
+                found.append(each)
+        return tuple(found)
 
     def is_involved(self, messages: Sequence[Message]) -> bool:
         """Returns whether an error may be about the declaration behind the text, or be worded after

@@ -3,8 +3,9 @@
 A library brings commands, tactics, terms, macros and attributes. Each is a constant that Lean
 calls, and an entry in the compiled file names its syntax. The scan follows the constants behind
 each, and functions that implement others. It looks for Lean's own functions that evaluate
-(`evalExpr`, `evalConst`, …), and for words that run programs in syntax that a constant makes. The
-words of syntax that leads there let a text run programs.
+(`evalExpr`, `evalConst`, …), and for syntax that a constant makes: nodes of a kind that leads
+there, and Lean's own words that run programs. A text with all symbols of a syntax that leads there
+can run programs.
 
 The scan leaves out Lean's own library, whose words stand in :mod:`leanq.lean.audit.programs`.
 Elaborators of configurations (`declare_config_elab`) evaluate a term, too, but a literal one runs
@@ -16,6 +17,7 @@ part with its bodies. Every library that leads to such a module is listed as uns
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import resource
@@ -23,16 +25,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from leanq.errors import AuditError, SandboxError
 from leanq.lean.audit import shapes
+from leanq.lean.audit.bare_text import can_mislead
 from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.layouts import Damaged
+from leanq.lean.audit.library_syntax import GAP, Evaluators
 from leanq.lean.audit.olean import code_with, display, modules_of, open_image, read_parts
-from leanq.lean.audit.programs import Evaluators, is_word
+from leanq.lean.audit.programs import is_word
 from leanq.lean.audit.shapes import shape
 from leanq.lean.audit.survey import reachable
 from leanq.lean.environment import Environment
@@ -52,18 +57,27 @@ _INITIALIZED = frozenset({("Lean", "regularInitAttr"), ("Lean", "builtinInitAttr
 _IMPLEMENTED = ("Lean", "Compiler", "implementedByAttr")
 _PARSERS = ("Lean", "Parser", "parserExtension")
 _ATOM = ("Lean", "Syntax", "atom")
+_MAKES_NODES = re.compile(r"node\d?|mk(?:Null|Group|Optional)?Node\d?")
+_MAKES_NAMES = re.compile(r"mkStr\d?|mkSimple|str")
 _SYNTAX = frozenset({"ParserDescr", "TrailingParserDescr", "Parser", "TrailingParser"})
 _SYMBOLS = frozenset({"symbol", "nonReservedSymbol", "unicodeSymbol"})
 # A structure's field for the structure that it extends.
 _PARENT = re.compile(r"to[A-Z]")
-# Syntax can do without the parts of these parsers.
-_OPTIONAL = frozenset({"optional", "many", "manyIndent", "orelse", "lookahead", "notFollowedBy"})
 _CONFIGURED = frozenset({"optConfig", "config", "configItem"})
 _REGISTERS = re.compile(r"(?:register|mk)\w*Attr(?:ibute)?\w*")
 _DESCRIBES_AN_ATTRIBUTE = (("AttributeImplCore", "mk"), ("Def", "mk"))
 # These words stand in every other text, and never begin a syntax.
 _COMMON = frozenset({"at", "with", "using", "only", "from", "then", "else", "fun", "in"})
-_PARSER_ENTRY, _GLOBAL, _SCOPED = 3, shape(0, 1), shape(1, 2)
+# Parsers that read no token.
+_BLANK = re.compile(
+    r"pp[A-Z]\w*|(?:col|line)(?:Gt|Ge|Eq)|ws|noWs|linebreak|check\w+|hygieneInfo|many1?Indent"
+)
+# Parsers that read what another one reads.
+_AROUND = re.compile(
+    r"atomic|group|pp[A-Z]\w*|with(?:out)?Position|withoutForbidden|(?:incQuot|decQuot)Depth"
+    r"|patternIgnore|withResetCache|recover"
+)
+_TOKEN_ENTRY, _PARSER_ENTRY, _GLOBAL, _SCOPED = 0, 3, shape(0, 1), shape(1, 2)
 
 _CPU_S, _WALL_S, _MEMORY_BYTES = 900, 1800, 8 << 30
 _SPARE_CPU_S = 5  # or the kernel sends SIGKILL at the limit, as it does where memory is short
@@ -79,6 +93,7 @@ class _Body:
 
     constants: set[Name] = field(default_factory=set)
     atoms: set[str] = field(default_factory=set)
+    kinds: set[Name] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
 
 
@@ -96,6 +111,7 @@ class _Scan:
     registered: list[Name] = field(default_factory=list)
     categories: dict[Name, str] = field(default_factory=dict)
     syntax: dict[Name, tuple[list[str], bool]] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
     configurations: set[Name] = field(default_factory=set)
     configured_by: set[Name] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -127,7 +143,7 @@ def _evaluators(environment: Environment) -> Evaluators:
         folders = folders[:-1]  # leanq's own Core
     if not any(_modules(folders)):
         return Evaluators()
-    code = code_with("evaluators", "programs", "survey")
+    code = code_with("bare_text", "evaluators", "library_syntax", "programs", "survey")
     key = f"{environment.fingerprint}-{hash_bytes(code).hex()[:16]}"
     path = environment.cache / "evaluators" / f"{key}.json"
     try:
@@ -229,7 +245,7 @@ def _look_into(image: Image, module: str, found: _Scan) -> None:
         elif name == _IMPLEMENTED:
             found.implementations |= dict(_pairs(image, address))
         elif name == _PARSERS:
-            categories = _categories(image, address)
+            categories = _categories(image, address, found.tokens)
             found.categories |= categories
             found.want(categories)
     _look_at_configurations(image, found)
@@ -237,7 +253,7 @@ def _look_into(image: Image, module: str, found: _Scan) -> None:
         for name, raw in fresh.items():
             type_, arguments = _applied(image, raw.type_)
             if _last(type_) in _SYNTAX and not arguments:
-                found.syntax[name] = _symbols_of(image, raw)
+                found.syntax[name] = _syntax_of(image, raw)
                 continue
             body = found.bodies[name] = _body_of(image, raw)
             found.want(body.constants)
@@ -259,15 +275,18 @@ def _pairs(image: Image, address: int) -> Iterator[tuple[Name, Name]]:
             yield image.name(image.words[index + 1]), image.name(image.words[index + 2])
 
 
-def _categories(image: Image, address: int) -> dict[Name, str]:
-    """Returns the syntax that entries of the parsers' extension declare, with its category."""
+def _categories(image: Image, address: int, symbols: set[str]) -> dict[Name, str]:
+    """Returns the syntax that entries of the parsers' extension declare, with its category. Adds
+    the tokens that they declare."""
     words, found = image.words, {}
     for entry in image.array(address):
         index = image.index(entry)
         if words[index] >> 48 not in (_GLOBAL, _SCOPED):
             continue
         index = image.index(words[index + (2 if words[index] >> 48 == _SCOPED else 1)])
-        if words[index] >> 56 == _PARSER_ENTRY:
+        if words[index] >> 56 == _TOKEN_ENTRY:
+            symbols.add(image.string(words[index + 1]).strip())
+        elif words[index] >> 56 == _PARSER_ENTRY:
             category, declaration = (image.name(words[index + number]) for number in (1, 2))
             found[declaration] = display(category)
     return found
@@ -328,6 +347,18 @@ def _simple_name(image: Image, address: int) -> str | None:
     return None
 
 
+def _name(image: Image, address: int) -> Name:
+    """Returns the name that an expression is, () if it is none."""
+    head, arguments = _applied(image, address)
+    if head[:2] != ("Lean", "Name") or not _MAKES_NAMES.fullmatch(_last(head)):
+        return ()
+    begin: Name = ()
+    if _last(head) in ("str", "mkStr") and len(arguments) == 2:
+        begin, arguments = _name(image, arguments[0]), arguments[1:]
+    parts = [_text(image, each) for each in arguments]
+    return (*begin, *(part for part in parts if part is not None))
+
+
 def _body_of(image: Image, raw: Raw) -> _Body:
     """Returns the constants in a constant's value; none for a proof."""
     body = _Body()
@@ -340,7 +371,9 @@ def _body_of(image: Image, raw: Raw) -> _Body:
             body.constants.add(image.name(words[index + 1]))
         elif kind == shapes.APP:
             head, arguments = _applied(image, image.base + 8 * index)
-            if head == _ATOM and (text := _text(image, arguments[-1])) is not None:
+            if head[:1] == ("Lean",) and _MAKES_NODES.fullmatch(_last(head)):
+                body.kinds.update(name for each in arguments if (name := _name(image, each)))
+            elif head == _ATOM and (text := _text(image, arguments[-1])) is not None:
                 body.atoms.add(text.strip())
             elif _REGISTERS.fullmatch(_last(head)) or head[-2:] in _DESCRIBES_AN_ATTRIBUTE:
                 # It gets the name of an attribute that it brings.
@@ -353,21 +386,16 @@ def _last(name: Name) -> str:
     return str(name[-1]) if name else ""
 
 
-def _symbols_of(image: Image, raw: Raw) -> tuple[list[str], bool]:
-    """Returns the symbols that stand in each use of a syntax, and whether it has a configuration.
+def _syntax_of(image: Image, raw: Raw) -> tuple[list[str], bool]:
+    """Returns the symbols that stand in each use of a syntax, with a GAP between those that do not
+    stand side by side, and whether it has a configuration.
 
     If no symbol has to stand there, returns all symbols.
     """
     if raw.body is None:
         return [], False
-    everything, configured = _symbols_in(image, raw.body, lambda _: False)
-    needed, _ = _symbols_in(image, raw.body, lambda index: _is_optional(image, index))
-    return needed or everything, configured
-
-
-def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[list[str], bool]:
-    symbols, configured = list[str](), False
-    for index in _walk(image, [root], cut):
+    everything, configured = list[str](), False
+    for index in _walk(image, [raw.body]):
         kind = image.words[index] >> 48
         # The declaring constant names it, or its own name.
         if kind == shapes.CONST:
@@ -375,20 +403,38 @@ def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[li
         elif kind == shapes.APP and (text := _text(image, image.words[index + 2])) is not None:
             configured |= text in _CONFIGURED
             if _last(_head(image, image.words[index + 1])) in _SYMBOLS:
-                symbols.append(text.strip())
-    return symbols, configured
+                everything.append(text.strip())
+    # Gaps that stand side by side are one.
+    needed = [
+        symbol
+        for symbol, behind in itertools.pairwise([*_in_order(image, raw.body), ""])
+        if (symbol, behind) != (GAP, GAP)
+    ]
+    return (needed if set(needed) > {GAP} else everything), configured
 
 
-def _is_optional(image: Image, index: int) -> bool:
-    """Returns whether an expression is a parser of an optional part."""
-    if image.words[index] >> 48 != shapes.APP:
-        return False
-    head, arguments = _applied(image, image.base + 8 * index)
-    if head[-1:] == ("sepBy",):
-        return True
-    return head[-1:] in (("unary",), ("binary",)) and (
-        _simple_name(image, arguments[0]) in _OPTIONAL
-    )
+def _in_order(image: Image, address: int) -> Iterator[str]:
+    """Yields the symbols of a syntax, and a GAP for whatever else it has."""
+    image.spend(1)
+    head, arguments = _applied(image, address)
+    names = [_last(_name(image, each)) for each in arguments[:1]]
+    match _last(head):
+        case "symbol" | "nonReservedSymbol" | "unicodeSymbol" if arguments:
+            text = _text(image, arguments[0])
+            yield GAP if text is None or _last(head) == "unicodeSymbol" else text.strip()
+        case "binary" if names == ["andthen"] and len(arguments) == 3:
+            yield from _in_order(image, arguments[1])
+            yield from _in_order(image, arguments[2])
+        case "node" | "trailingNode" | "nodeWithAntiquot" if arguments:
+            if _last(head) == "trailingNode":
+                yield GAP
+            yield from _in_order(image, arguments[-1])
+        case "unary" if len(arguments) == 2 and _AROUND.fullmatch(names[0]):
+            yield from _in_order(image, arguments[1])
+        case "const" if names and _BLANK.fullmatch(names[0]):
+            pass
+        case _:
+            yield GAP
 
 
 def _look_at_configurations(image: Image, found: _Scan) -> None:
@@ -423,21 +469,17 @@ def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
     words: dict[str, str] = {}
     wordless: list[str] = []
     evaluating: set[Name] = set()
-    grew = True
-    while grew:
-        evaluating = _evaluating(found, words)
-        before = len(words)
-        for key, declaration in found.elaborated:
-            if declaration not in evaluating:
-                continue
-            symbols, _ = found.syntax.get(key, ([], False))
-            word = _most_telling(symbols)
-            what = f"{found.categories.get(key, 'syntax')} {display(key)} ({found.home[key]})"
-            if word is None:
-                wordless.append(what)
-            else:
-                words.setdefault(word, what)
-        grew = len(words) > before
+    kinds, before = set[Name](), -1
+    while len(kinds) > before:
+        evaluating, before = _evaluating(found, kinds), len(kinds)
+        kinds = {key for key, declaration in found.elaborated if declaration in evaluating}
+    for key in sorted(kinds, key=display):
+        symbols, _ = found.syntax.get(key, ([], False))
+        what = f"{found.categories.get(key, 'syntax')} {display(key)} ({found.home[key]})"
+        if _most_telling(symbols) is None:
+            wordless.append(what)
+        else:
+            words.setdefault(" ".join(symbols), what)
     attributes = {
         name: found.home[start]
         for start in found.registered
@@ -452,6 +494,7 @@ def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
     return Evaluators(
         words=dict(sorted(words.items())),
         attributes=dict(sorted(attributes.items())),
+        tokens=sorted(each for each in found.tokens if can_mislead(each)),
         heads=sorted(heads),
         fields=sorted(found.fields),
         wordless=sorted(set(wordless)),
@@ -459,7 +502,7 @@ def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
     )
 
 
-def _evaluating(found: _Scan, words: Collection[str]) -> set[Name]:
+def _evaluating(found: _Scan, kinds: AbstractSet[Name]) -> set[Name]:
     """Returns the constants that reach an evaluator, or make syntax that does."""
     users: dict[Name, set[Name]] = {}
     reached: list[Name] = []
@@ -469,9 +512,8 @@ def _evaluating(found: _Scan, words: Collection[str]) -> set[Name]:
         for each in body.constants | {found.implementations.get(name, name)}:
             users.setdefault(each, set()).add(name)
             users.setdefault((*each, "_unsafe_rec"), set()).add(name)
-        if any(map(_evaluates, body.constants)) or any(
-            atom in words or is_word(atom) for atom in body.atoms
-        ):
+        makes = not kinds.isdisjoint(body.kinds) or any(map(is_word, body.atoms))
+        if makes or any(map(_evaluates, body.constants)):
             reached.append(name)
     return reachable(reached, users)
 
@@ -489,7 +531,7 @@ def _most_telling(symbols: Iterable[str]) -> str | None:
     for symbol in wordlike:
         if symbol not in _COMMON:
             return symbol
-    signs = [each for each in symbols if len(each) > 1 or (each and not each.isascii())]
+    signs = [each for each in symbols if each != GAP and (len(each) > 1 or not each.isascii())]
     return max(signs, key=len, default=None)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import Name
-from leanq.lean.audit.olean import Constant, display, read_module
+from leanq.lean.audit.olean import Constant, as_written, display, read_module
 from leanq.lean.audit.survey import Survey, proves_itself, reachable
 from leanq.lean.syntax import Header
 
@@ -43,12 +43,14 @@ class Findings:
     ``axioms``: all axioms behind the safe constants, and all new ones, sorted. ``incomplete``:
     whether sorryAx is behind any new constant, an unsafe one included. ``forbidden``: axioms that
     nobody has allowed, sorted: all new ones, and imported ones that a safe constant rests on. An
-    imported sorryAx does not count among them.
+    imported sorryAx does not count among them. ``leads``: the first declaration of the text that
+    rests on an imported one of these, and that one; empty if there is none.
     """
 
     axioms: tuple[str, ...]
     incomplete: bool
     forbidden: tuple[str, ...]
+    leads: tuple[str, ...] = ()
 
 
 async def audit(
@@ -72,9 +74,16 @@ async def audit(
 
     incomplete = SORRY in behind_any
     forbidden = new_axioms.difference(allowed)
-    forbidden |= behind_safe.difference(allowed, environment_allowed, {SORRY})
+    denied = behind_safe.difference(allowed, environment_allowed, {SORRY})
+    leads = (
+        (display(as_written(name)), axiom)
+        for name, led in survey.safe
+        for axiom in sorted(axiom for each in led for axiom in known[each] & denied)
+    )
     axioms = new_axioms | behind_safe | ({SORRY} if incomplete else set())
-    return Findings(tuple(sorted(axioms)), incomplete, tuple(sorted(forbidden)))
+    return Findings(
+        tuple(sorted(axioms)), incomplete, tuple(sorted(forbidden | denied)), next(leads, ())
+    )
 
 
 def print_axioms_source(header: Header, names: Iterable[Name]) -> str:

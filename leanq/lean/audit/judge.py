@@ -9,7 +9,7 @@ kernel does not know one that a safe constant leads to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 from leanq.lean.audit.image import Image, Name, Raw
@@ -30,6 +30,7 @@ _ASPECTS = (
     "value",
     "constructors, rules or flags",
 )
+_RENAMED = "_candidate"
 _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
 
 Denial = Literal["kernel_refused", "reserved_name", "told_apart"]
@@ -112,11 +113,11 @@ def check_reserved(
         todo += ((each, first) for each in reached)
 
 
-def hidden_names(
+def renamed_in(
     kernel: Kernel, constants: Collection[Name], visible: Callable[[], int]
-) -> list[Name]:
-    """Returns the constants of a module whose names are taken by constants that its imports hide
-    from it.
+) -> dict[Name, Name]:
+    """Returns other names for the constants of a module whose names are taken by constants that its
+    imports hide from it.
 
     The kernel has imported everything behind the header, since only that tells what is safe and
     which axioms there are. So it has to know these constants, and those named after them, by other
@@ -130,14 +131,18 @@ def hidden_names(
         seen = visible()
         taken -= {each for each in taken if kernel.declares(seen, kernel.name(each))}
     if not taken:
-        return []
-    return [each for each in constants if any(each[:end] in taken for end in range(len(each) + 1))]
+        return {}
+    return {
+        each: (_RENAMED, *each)
+        for each in constants
+        if any(each[:end] in taken for end in range(len(each) + 1))
+    }
 
 
 class Judge:
     """One file in the kernel.
 
-    ``renamed``: the constants that have another name there; see `hidden_names`.
+    ``renamed``: the constants that have another name there; see `renamed_in`.
 
     Attributes:
         build: the objects of the file.
@@ -149,7 +154,7 @@ class Judge:
         kernel: Kernel,
         image: Image,
         constants: dict[Name, Raw],
-        renamed: Collection[Name] = (),
+        renamed: Mapping[Name, Name] | None = None,
     ) -> None:
         self._kernel, self._image, self._constants = kernel, image, constants
         self.build = build = Rebuilder(kernel, image, renamed)

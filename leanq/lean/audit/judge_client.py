@@ -51,7 +51,7 @@ _AGAIN_S = 30.0  # until a self-test that could not be run is tried again
 # For how many headers a judge starts without what prints statements, and until that is tried again.
 _SILENT_REMEMBERED, _SILENT_S = 256, 600.0
 
-_NOTHING = Survey(frozenset(), frozenset(), frozenset())
+_NOTHING = Survey(frozenset(), (), frozenset())
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -68,6 +68,7 @@ class Judgement(msgspec.Struct, frozen=True):
         ended: whether Lean read the text to its end.
         survey: the file's own axioms, and the imported constants that it leads to.
         theorems: the theorems that it declares; for a verification, the target's.
+        more_theorems: how many more there are.
         statements: each theorem's statement in Lean's words; "" if it cannot be printed, None if
             it was not asked for.
         behind: the axioms behind each constant that was asked for.
@@ -89,6 +90,7 @@ class Judgement(msgspec.Struct, frozen=True):
     ended: bool = False
     survey: Survey = _NOTHING
     theorems: tuple[str, ...] = ()
+    more_theorems: int = 0
     statements: tuple[str | None, ...] = ()
     behind: tuple[frozenset[str], ...] = ()
     unsettled: dict[str, str] = {}
@@ -264,7 +266,7 @@ class Judges:
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
         """Judges files by an order: ``verify`` a target and a candidate, or ``examples``, a text's
-        file and those with a name for each of its examples.
+        file and one with a name for each of its examples.
 
         Raises:
             SandboxError: this machine failed.

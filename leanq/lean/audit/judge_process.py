@@ -18,8 +18,9 @@ Without Lean's library it still reads files, and says of none that it is proved.
 is a `leanq.lean.audit.judge_client.Judgement`. The operations:
 
 - ``judge``: one file, ``ending`` (see :mod:`leanq.lean.audit.ending`).
-- ``examples``: the file of a text, and one for each of its examples, with a name for that example.
+- ``examples``: the file of a text, and one with a name for each of its examples.
 - ``verify``: a target and a candidate.
+- ``close``: a source with a hole, and with a tactic in it (:mod:`leanq.lean.audit.closing`).
 - ``names``: no file; whether the imports mean what the kernel does by the names that it knows.
 - ``axioms``: no file; the axioms behind imported constants of these ``names``.
 
@@ -34,14 +35,13 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from leanq.errors import AuditError
 from leanq.lean.audit import shapes
-from leanq.lean.audit.elaborator import Elaborator
+from leanq.lean.audit.closing import File, Marks, close
 from leanq.lean.audit.image import ASTRAY, BOXED_ZERO, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
@@ -49,7 +49,7 @@ from leanq.lean.audit.judge import (
     Judge,
     check_imports,
     check_reserved,
-    hidden_names,
+    renamed_in,
 )
 from leanq.lean.audit.judge_forks import Forks, Memory, read_files, write
 from leanq.lean.audit.kernel import (
@@ -60,9 +60,14 @@ from leanq.lean.audit.kernel import (
 )
 from leanq.lean.audit.known_names import unsettled
 from leanq.lean.audit.layouts import Damaged, UnknownLayout
-from leanq.lean.audit.olean import display, find_module, open_image, read_parts
-from leanq.lean.audit.printing import Printer
-from leanq.lean.audit.statement import Difference, compare, is_leans_own
+from leanq.lean.audit.olean import as_written, display, find_module, open_image, read_parts
+from leanq.lean.audit.printing import LeanPrinter, Printer
+from leanq.lean.audit.statement import (
+    Comparison,
+    Difference,
+    compare,
+    is_leans_own,
+)
 from leanq.lean.audit.survey import (
     Survey,
     led_to,
@@ -91,7 +96,7 @@ class _Bench:
         self.kernel: Kernel | None = None
         self.unavailable = ""
         self._is_foreign = order["is_foreign"]
-        self._elaborator: Elaborator | None = None
+        self._lean_printer: LeanPrinter | None = None
         self._printer: Printer | None = None
         self._stated: list[Name] = []
         try:
@@ -100,12 +105,12 @@ class _Bench:
                 raise KernelUnavailableError(why)
             kernel = Kernel(order["libraries"])
             try:
-                self._elaborator = Elaborator(kernel) if order["prints"] else None
+                self._lean_printer = LeanPrinter(kernel) if order["prints"] else None
                 kernel.import_header(
-                    self.modules, order["path"], notation=self._elaborator is not None
+                    self.modules, order["path"], notation=self._lean_printer is not None
                 )
             except KernelUnavailableError:
-                self._elaborator = None
+                self._lean_printer = None
                 kernel.import_header(self.modules, order["path"], notation=False)
             self.kernel = kernel
         except KernelUnavailableError as error:
@@ -121,9 +126,11 @@ class _Bench:
                 return {"behind": axioms_behind(self.kernel, names) if self.kernel else []}
             images = [open_image(parts) for parts in files]
             if order["op"] == "examples":
-                return self._examples(images[0], images[1:], order)
+                return self._examples(images[0], images[1], order)
             if order["op"] == "verify":
                 return self._verify(images[0], images[1], order)
+            if order["op"] == "close":
+                return self._close(images[0], images[1], order)
             return self._judge(images[0], order)
         except DeniedError as error:
             if self._is_foreign and isinstance(error, DisagreementError):
@@ -140,16 +147,22 @@ class _Bench:
         except (KernelLimitError, MemoryError, RecursionError) as error:
             return {"limit": str(error) or type(error).__name__}
 
-    def _before_kernel(self, image: Image) -> tuple[dict[Name, Raw], Judge | None]:
+    def _read(self, image: Image) -> tuple[dict[Name, Raw], dict[Name, Name]]:
         """Makes all checks of a file that come before the kernel's; returns its constants, and
-        their judge if there is a kernel."""
+        other names for those that the kernel shall know by these."""
         constants = image.constants()
         check_imports(image, frozenset(self.modules), is_module=self.is_module)
         if self.kernel is None:
-            return constants, None
+            return constants, {}
         check_reserved(image, constants, *self._declaring(self.kernel))
         visible = partial(self.kernel.visible, self.modules)
-        renamed = hidden_names(self.kernel, constants, visible) if self.is_module else []
+        return constants, renamed_in(self.kernel, constants, visible) if self.is_module else {}
+
+    def _before_kernel(self, image: Image) -> tuple[dict[Name, Raw], Judge | None]:
+        """Returns a file's constants, and their judge if there is a kernel."""
+        constants, renamed = self._read(image)
+        if self.kernel is None:
+            return constants, None
         return constants, Judge(self.kernel, image, constants, renamed)
 
     def _judge(
@@ -159,7 +172,8 @@ class _Bench:
         ending = endings(image, constants, order["ending"])
         references: dict[Name, set[Name]] = {}
         nodes, disagrees = 0, ""
-        self._stated = stated_theorems(image, constants)[:_MAX_THEOREMS]
+        stated = stated_theorems(image, constants)
+        self._stated = stated[:_MAX_THEOREMS]
         if self.kernel is not None and judge is not None:
             try:
                 judge.run()
@@ -170,95 +184,120 @@ class _Bench:
                 disagrees = _disagreement(error, judge.references, image, constants)
             references, nodes = judge.references, judge.build.nodes
             _check_examples(constants, references, order.get("examples", ()))
-            if order["statements"] and self._elaborator is not None and not disagrees:
-                self._printer = Printer(self.kernel, self._elaborator, judge, image, constants)
-        own = survey(image, constants, references)
+            if order["statements"] and self._lean_printer is not None and not disagrees:
+                self._printer = Printer(self.kernel, self._lean_printer, judge, constants)
         # In an example's file, something else may bear the ending's name.
-        surveys = (replace(own, axioms=own.axioms - ending), *examples)
+        surveys = (survey(image, constants, references, ending), *examples)
         return {
             "proved": self.kernel is not None and not disagrees,
             "disagrees": disagrees,
             "ended": bool(ending),
-            "survey": {
-                each: [*set[Name]().union(*(getattr(one, each) for one in surveys))]
-                for each in ("axioms", "behind_safe", "behind_any")
-            },
-            "theorems": [*map(display, self._stated)],
+            "survey": _surveyed(*surveys),
+            **self._told(len(stated)),
             "nodes": nodes,
         }
 
     def _verify(self, target: Image, candidate: Image, order: dict[str, Any]) -> dict[str, Any]:
+        found, differences, _ = self._compared(target, candidate, order)
+        said = self._judge(candidate, order)
+        self._stated = [] if order["is_whole"] else found.theorems[:_MAX_THEOREMS]
+        told = self._told(0 if order["is_whole"] else len(found.theorems))
+        return {**said, **told, "differences": differences}
+
+    def _close(self, opened: Image, tried: Image, order: dict[str, Any]) -> dict[str, Any]:
+        """Judges what a step makes of its hole; see :mod:`leanq.lean.audit.closing`."""
+        constants, renamed = self._read(tried)
+        marks = Marks(**order["marks"])
+        markers: set[Name] = {(each,) for each in (*marks.filled, *marks.open_, *marks.beside)}
+        _, differences, ending = self._compared(opened, tried, order, markers)
+        found, nodes = Survey(frozenset(), (), frozenset()), 0
+        self._stated = []
+        if self.kernel is not None and not differences:
+            before, after = (
+                File(image, {name: raw for name, raw in every.items() if name not in ending})
+                for image, every in ((opened, opened.constants()), (tried, constants))
+            )
+            refused, found, nodes = close(self.kernel, before, after, marks, renamed)
+            differences += [refused] if refused else []
+        return {
+            "proved": self.kernel is not None,
+            "ended": not ending.isdisjoint(constants),
+            "survey": _surveyed(found),
+            "differences": differences,
+            "nodes": nodes,
+        }
+
+    def _compared(
+        self,
+        target: Image,
+        candidate: Image,
+        order: dict[str, Any],
+        ours: AbstractSet[Name] = frozenset(),
+    ) -> tuple[Comparison, list[Difference], set[Name]]:
+        """Compares two files, but for what is leanq's own in them; returns the differences, and the
+        names of the declarations behind the texts."""
         target_end = endings(target, target.constants(), order["target_ending"])
+        ending = target_end | endings(candidate, candidate.constants(), order["ending"])
         found = compare(
             target,
             candidate,
             theorems=[tuple(each) for each in order["theorems"]],
             holes=order["holes"],
             is_whole=order["is_whole"],
-            stand_ins=order["stand_ins"],
-            unseen=order["unseen"],
+            unfilled=order["unfilled"],
             allowed=order["allowed"],
-            ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
+            ignored=ending | ours,
         )
         differences = [*found.differences]
         if any(order["target_ending"]) and not target_end:
             why = "Lean has not read the target to its end"
             differences.append(Difference("", "target_unread", why))
-        said = self._judge(candidate, order)
-        self._stated = [] if order["is_whole"] else found.theorems[:_MAX_THEOREMS]
-        theorems = [*map(display, self._stated)]
-        return {**said, "theorems": theorems, "differences": differences}
+        return found, differences, ending
 
-    def _examples(
-        self, plain: Image, named: Sequence[Image], order: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Judges the file of a text, and one file for each example with what that leads to.
+    def _told(self, count: int) -> dict[str, Any]:
+        """Returns the names of the theorems, and how many more there are, of so many."""
+        names = [display(as_written(name)) for name in self._stated]
+        return {"theorems": names, "more_theorems": count - len(names)}
 
-        ``places`` are the places of the examples' names, in the order of the files; ``names`` are
-        Lean's names for them. Further files hold the text with ``probe_name`` for words that are no
-        examples by leanq's reading.
+    def _examples(self, plain: Image, named: Image, order: dict[str, Any]) -> dict[str, Any]:
+        """Judges the file of a text, and one with a name for each example with what these lead to.
+
+        ``names`` are the names, ``places`` theirs in the text, and ``notes`` Lean's own names for
+        examples.
         """
-        found: list[Survey] = []
-        for probe in named[len(order["places"]) :]:
-            if any(order["probe_name"] in name for name in probe.constants()):
-                raise _told_apart("one of them is hidden from leanq's reading of the text")
-        judged = set[str]()
-        for image, place in zip(named, order["places"], strict=False):
-            name, said_of_it = self._example(image, tuple(place), order["names"])
-            judged.add(name)
-            found.append(said_of_it)
-        if judged != {*order["names"]}:
+        constants, judge = self._before_kernel(named)
+        at = {whole[:2]: name for name, (_, whole) in places(named).items() if name in constants}
+        examples = set[Name]()
+        for label, place in zip(order["names"], order["places"], strict=True):
+            name = at.get(tuple(place), ("",))
+            if name[-1] != label:
+                raise _told_apart(
+                    f"there is none on line {place[0]}, where the text seems to have one"
+                )
+            if named.is_module and name[0] != "_private":
+                raise _told_apart(
+                    f"the one on line {place[0]} stands in a public section, where Lean reads a "
+                    "definition without private names; move it out of the section"
+                )
+            examples.add(name)
+        if {display((*name[:-1], NAME)) for name in examples} != {*order["notes"]}:
             raise _told_apart("Lean has read one that leanq has not")
-        if self.kernel is not None:
-            self.kernel.start_anew()
-        return self._judge(plain, order, found)
-
-    def _example(
-        self, image: Image, place: tuple[int, int], names: Collection[str]
-    ) -> tuple[str, Survey]:
-        """Returns an example's name, and what it leads to, after judging it."""
-        if self.kernel is not None:
-            self.kernel.start_anew()
-        constants, judge = self._before_kernel(image)
-        by_name = {name for name in constants if name[-1] == NAME}
-        known = places(image)
-        here = [name for name in by_name if name in known and known[name][1][:2] == place]
-        if len(here) != 1 or display(here[0]) not in names:
-            raise _told_apart(f"there is none on line {place[0]}, where the text seems to have one")
-        if image.is_module and here[0][0] != "_private":
-            raise _told_apart(
-                f"the one on line {place[0]} stands in a public section, where Lean reads a "
-                "definition without private names; move it out of the section"
-            )
-        # Its local declarations, which it need not use, have their names below its own.
-        made = [name for name in constants if name[: len(here[0])] == here[0]]
+        # Their local declarations, which they need not use, have their names below their own.
+        made = [
+            name
+            for name in constants
+            if any(name[:end] in examples for end in range(1, len(name) + 1))
+        ]
         references: dict[Name, set[Name]] = {}
         if judge is not None:
             judge.run(made)
             references = judge.references
-        reached = led_to(image, constants, made, references)
+        reached = led_to(named, constants, made, references)
+        _check_examples(constants, reached, order["names"])
         own = {name: constants[name] for name in reached}
-        return display(here[0]), survey(image, own, reached)
+        if self.kernel is not None:
+            self.kernel.start_anew()
+        return self._judge(plain, order, (survey(named, own, reached),))
 
     def statements(self) -> Iterator[str]:
         """Yields the statements of the last answer's theorems, as far as they can be printed.
@@ -271,7 +310,7 @@ class _Bench:
     def start_anew(self) -> bool:
         """Forgets the last file; returns False if another one needs a new process."""
         self._printer = None
-        if self.kernel is None or (self._elaborator is not None and not self._elaborator.end()):
+        if self.kernel is None:
             return False
         self.kernel.start_anew()
         return True
@@ -408,6 +447,14 @@ def _has_large_number(image: Image, constants: Mapping[Name, Raw]) -> bool:
             if isinstance(value, int) and value > _MAX_EXPONENT:
                 return True
     return False
+
+
+def _surveyed(*surveys: Survey) -> dict[str, Any]:
+    return {
+        "axioms": [*set[Name]().union(*(each.axioms for each in surveys))],
+        "safe": [(name, [*led]) for each in surveys for name, led in each.safe],
+        "behind_any": [*set[Name]().union(*(each.behind_any for each in surveys))],
+    }
 
 
 def _told_apart(why: str) -> DeniedError:

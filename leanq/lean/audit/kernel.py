@@ -73,16 +73,6 @@ class KernelLimitError(Exception):
     """The kernel ran into a limit, which says nothing about the declaration."""
 
 
-class Info(NamedTuple):
-    """A constant: its constructor of `ConstantInfo`, its universe parameters, its type, and a
-    definition's value, or 0."""
-
-    kind: int
-    levels: int
-    type_: int
-    value: int
-
-
 class Reached(NamedTuple):
     """A constant's place among others.
 
@@ -190,13 +180,6 @@ class Objects:
             known = self._read_names[name] = (*self.read_name(above), part)
         return known
 
-    def literal(self, literal: int) -> int | str | tuple[str, int]:
-        """Returns the value of a `Literal`; its address for a large number."""
-        value = word(literal + WORD_BYTES)
-        if self.tag(literal) == 1:
-            return self.read_string(value)
-        return value >> 1 if value & 1 else ("large", value)
-
     @staticmethod
     def cell(address: int) -> tuple[int, ...]:
         """Returns the shape of an object, and its fields."""
@@ -227,7 +210,6 @@ class Kernel(Objects):
         version: Lean's.
         env: the kernel's environment, as Lean's object.
         imports: the header's, as Lean's elaborator takes it.
-        added: the declarations that the kernel has accepted behind the header.
         no_options: Lean's empty options.
     """
 
@@ -245,7 +227,6 @@ class Kernel(Objects):
     let = lean_function("lean_expr_mk_let", "oooob")
     lit = lean_function("lean_expr_mk_lit", "o")
     proj = lean_function("lean_expr_mk_proj", "ooo")
-    mdata = lean_function("lean_expr_mk_mdata", "oo")
     axiom_val = lean_function("lean_mk_axiom_val", "ooob")
     definition_val = lean_function("lean_mk_definition_val", "ooooobo")
     theorem_val = lean_function("lean_mk_theorem_val", "ooooo")
@@ -262,7 +243,7 @@ class Kernel(Objects):
     _to_message = lean_function("l_Lean_Kernel_Exception_toMessageData", "oo")
     _to_string = lean_function("l_Lean_MessageData_toString", "oo")
     _import = lean_function("l_Lean_importModules", "oouobbbo")
-    kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
+    _kernel_env = lean_function("lean_elab_environment_to_kernel_env", "o")
     _all_modules = lean_function("l_Lean_Environment_allImportedModuleNames", "o")
     _module_of = lean_function("l_Lean_Environment_getModuleIdxFor_x3f", "oo")
     _search_path = lean_function("l_Lean_initSearchPath", "oo")
@@ -302,7 +283,6 @@ class Kernel(Objects):
                 f"the judge knows the library of Lean {known}x, and this is Lean {self.version}"
             )
         self.env = self.imports = self._header = 0
-        self.added: list[int] = []
         self._read_names = {}
 
     def bind(self, owner: object) -> None:
@@ -348,12 +328,12 @@ class Kernel(Objects):
             self._run_initialisers()
         self.imports = self._imported(modules, _EVERYTHING, extensions=notation)
         self.mark_persistent(self.imports)
-        self.env = self._header = self.kernel_env(self.imports)
+        self.env = self._header = self._kernel_env(self.imports)
         self.mark_persistent(self.env)
 
     def start_anew(self) -> None:
         """Forgets all that was added behind the header."""
-        self.env, self.added = self._header, []
+        self.env = self._header
         # Lean may free a name, and make another one in its place.
         self._read_names = {}
 
@@ -362,7 +342,7 @@ class Kernel(Objects):
 
         Proofs and other values that they hide are axioms in it, so nothing may be judged there.
         """
-        return int(self.kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
+        return int(self._kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
 
     def homes(self, modules: Iterable[tuple[str, ...]] = ()) -> Callable[[Name], Name]:
         """Returns the module that declares a constant among these modules' imports, or among the
@@ -412,7 +392,6 @@ class Kernel(Objects):
         value = word(result + WORD_BYTES)
         if self.tag(result) == 1:
             self.env = value
-            self.added.append(declaration)
             return
         tag = self.tag(value)
         if tag > _OTHER:
@@ -491,12 +470,9 @@ class Kernel(Objects):
         if self.tag(self._save(self.text(path), self.name(module), data)) != 0:
             raise OSError(f"Lean cannot write {path}")
 
-    def info(self, name: int) -> Info:
-        """Returns the environment's account of one of its constants."""
-        info = self.find(name)
-        head, kind = self._head(info), self.tag(info)
-        value = word(word(info + WORD_BYTES) + 2 * WORD_BYTES) if kind == _DEFINITION else 0
-        return Info(kind, word(head + 2 * WORD_BYTES), word(head + 3 * WORD_BYTES), value)
+    def levels_in(self, info: int) -> int:
+        """Returns the universe parameters of a `ConstantInfo`."""
+        return word(self._head(info) + 2 * WORD_BYTES)
 
     def type_in(self, info: int) -> int:
         """Returns the type of a `ConstantInfo`."""

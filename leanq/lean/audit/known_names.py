@@ -219,7 +219,7 @@ def _differs(kernel: Kernel, name: str) -> str:
         if not _is_there(kernel, each):
             return f"the library has only a part of it, without {each}"
         if each in ("Eq", "List"):
-            [level] = kernel.items(kernel.info(kernel.name([each])).levels)
+            [level] = kernel.items(kernel.levels_in(kernel.find(kernel.name([each]))))
             levels[each] = kernel.read_name(level)
     try:
         kernel.import_header([], [])

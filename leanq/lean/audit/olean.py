@@ -58,6 +58,12 @@ def display(name: Name) -> str:
     return ".".join(quote(part) if isinstance(part, str) else str(part) for part in name)
 
 
+def as_written(name: Name) -> Name:
+    """Returns a private name as the text has it, without its module."""
+    start = next((at for at, part in enumerate(name) if isinstance(part, int)), -1) + 1
+    return name[start:] if name[:1] == ("_private",) else name
+
+
 def find_module(name: Sequence[str | int], folders: Sequence[Path]) -> Path | None:
     """Finds the compiled file of a module as Lean does.
 

@@ -1,10 +1,9 @@
 """Prints statements in Lean's words, from constants that the kernel has accepted.
 
 Lean's own printer does it, in the environment that the judge has made. It knows the header's
-notation, and none of the candidate's notation, unexpanders and options.
-:mod:`leanq.lean.audit.annotations` makes it show hidden parts that cannot be told. Where a variable
-or the text's own instances could take the place of an instance that is left out, Lean's elaborator
-reads the printed statement again. Unless it reads the same expression, all arguments are printed.
+notation, and none of the candidate's notation, unexpanders and options. Notation hides instances
+and implicit arguments. If a declaration of the text stands in one that is no type, all arguments
+are printed.
 
 It comes after the verdict, and nothing rests on it. A statement is "" if it has more than
 `_MAX_NODES` expressions, if Lean fails at it, or behind the first `_MAX_THEOREMS`. Long ones end in
@@ -15,23 +14,27 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import zip_longest
 
-from leanq.lean.audit.annotations import WHOLE, Annotator
-from leanq.lean.audit.elaborator import Elaborator
-from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit import shapes
+from leanq.lean.audit.image import Name, Raw
 from leanq.lean.audit.judge import Judge
-from leanq.lean.audit.kernel import Kernel, KernelLimitError
-from leanq.lean.audit.layouts import Damaged
-from leanq.lean.audit.shapes import shape
+from leanq.lean.audit.kernel import (
+    WORD_BYTES,
+    Kernel,
+    KernelUnavailableError,
+    lean_function,
+    retain,
+    word,
+)
 
 _CPU_S = 1.0
 _WALL_S = 30
 _MAX_THEOREMS = 20
 _MAX_NODES = 5000
 _MAX_CHARS = 2000
-_MAX_READINGS = 3
+_MAX_VISITS = 50_000
 _WIDTH = 100
 _OPTIONS: dict[str, int | bool] = {
     "maxHeartbeats": 1000,
@@ -41,22 +44,11 @@ _OPTIONS: dict[str, int | bool] = {
     "pp.coercions.types": True,
     "pp.structureInstances": False,
 }
-# The extensions that say what is a class, what is unfolded by which attribute, and what is an
-# instance or a default instance of which priority.
-_CLASSES: Name = ("Lean", "classExtension")
-_REDUCIBILITY: Name = ("reducibilityCore",)
-_UNFOLDED = {0: "reducible", 4: "instance_reducible"}
-_INSTANCES: Name = ("Lean", "Meta", "instanceExtension")
-_DEFAULTS: Name = ("Lean", "Meta", "defaultInstanceExtension")
-# An instance of a namespace that is closed counts, too: a reader may open it.
-_ANYWHERE_OR_SCOPED = (shape(0, 1), shape(1, 2))
-_PRIVATE = "_private"
-_READ: Name = ("_leanq", "read")
-# Lean's sign for a proof that it leaves out, and the option to print it.
-_OMITTED = "⋯"
-_PROOFS = {"pp.proofs": True}
 # Statements with the text's own names are printed in full.
 _BY_NAMES = {"pp.fieldNotation": False}
+_WHOLE = {"pp.explicit": True, "pp.notation": False, "pp.coercions": False}
+_PRIVATE = "_private"
+_EXPLICIT, _IMPLICIT = 0, 1  # Lean's numbers of these kinds of binders
 # Python calls these printable, and they have no shape: Unicode's Default_Ignorable_Code_Point, and
 # the braille pattern without dots.
 _UNSEEN = re.compile(
@@ -81,30 +73,75 @@ def take_all_the_time() -> None:
     signal.alarm(0)
 
 
+class LeanPrinter:
+    """Lean's printer in the process of a kernel, called through ctypes.
+
+    Names and types of the functions are a compiler's output, as in :mod:`leanq.lean.audit.kernel`.
+
+    Raises:
+        KernelUnavailableError: the library lacks a function; the kernel judges without.
+    """
+
+    _set_module = lean_function("l_Lean_Environment_setMainModule", "oo")
+    _elaborated = lean_function("l_Lean_Environment_ofKernelEnv", "o")
+    _set_option = lean_function("l_Lean_Options_insert", "ooo")
+    _print = lean_function("l_Lean_PrettyPrinter_ppExprLegacy", "ooooo")
+    _pretty = lean_function("l_Std_Format_pretty", "oooo")
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._env = kernel, 0
+        try:
+            kernel.bind(self)
+            self._no_locals = kernel.value("l_Lean_LocalContext_empty")
+            self._no_metas = kernel.value("l_Lean_instInhabitedMetavarContext")
+        except AttributeError as error:
+            raise KernelUnavailableError(f"Lean's library prints nothing: {error}") from None
+
+    def begin(self, module: Name) -> None:
+        """Takes over what the kernel has accepted, as declared by this module.
+
+        Private names of other modules cannot be read.
+        """
+        retain(self._kernel.env)
+        environment = int(self._elaborated(self._kernel.env))
+        self._env = int(self._set_module(environment, self._kernel.name(module)))
+
+    def printed(self, expression: int, options: Mapping[str, int | bool]) -> str:
+        """Returns a closed expression in Lean's own words; "" if Lean cannot print it, or not
+        within the options' limits."""
+        kernel, chosen = self._kernel, self._kernel.no_options
+        for name, value in options.items():
+            chosen = self._set_option(chosen, kernel.name(name.split(".")), self._data(value))
+        for each in (self._env, expression, self._no_locals, self._no_metas):
+            retain(each)
+        result = self._print(self._env, self._no_metas, self._no_locals, chosen, expression)
+        if kernel.tag(result) != 0:
+            return ""
+        text = self._pretty(word(result + WORD_BYTES), kernel.nat(_WIDTH), 1, 1)
+        return kernel.read_string(text)
+
+    def _data(self, value: int | bool) -> int:
+        """Returns a `DataValue`."""
+        kernel = self._kernel
+        if isinstance(value, bool):
+            return kernel.construct(1, scalars=bytes([value]))
+        return kernel.construct(3, kernel.nat(value))
+
+
 class Printer:
     """Prints the statements of one file after it was judged."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        elaborator: Elaborator,
-        judge: Judge,
-        image: Image,
-        constants: Mapping[Name, Raw],
+        self, kernel: Kernel, lean: LeanPrinter, judge: Judge, constants: Mapping[Name, Raw]
     ) -> None:
-        self._kernel, self._elaborator = kernel, elaborator
-        self._judge, self._image = judge, image
+        self._kernel, self._lean, self._judge = kernel, lean, judge
         self._constants = constants
         self._own = {name for name, raw in constants.items() if raw.kind != "theorem"}
-        elaborator.begin(next(filter(None, map(_module_of, constants)), ()))
+        lean.begin(next(filter(None, map(_module_of, constants)), ()))
         parts = {part for name in judge.build.by_parts for part in name if isinstance(part, str)}
         # Only a program can make a name that Lean cannot write. Letters without a shape, and those
         # that turn the line round, let a name look like something else.
         self._is_speakable = "»" not in (together := "".join(parts)) and _can_be_seen(together)
-
-    @cached_property
-    def _annotator(self) -> Annotator:
-        return Annotator(self._kernel, self._elaborator, self._own)
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
         """Yields the statement of each theorem, in their order, as long as there is room."""
@@ -119,109 +156,113 @@ class Printer:
         options = {**_OPTIONS}
         if not self._own.isdisjoint(reached):
             options |= _BY_NAMES
-        try:
-            text = self._readable(raw, stated, options)
-        except KernelLimitError:
-            text = ""
-        text = text or self._whole(stated)
+            if _Arguments(self._kernel, self._own).hide_one(stated):
+                options |= _WHOLE
+        text = self._lean.printed(stated, options)
         if not _can_be_seen(text.replace("\n", "")):
             return ""  # a string has such letters, too
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
-    def _readable(self, raw: Raw, stated: int, options: dict[str, int | bool]) -> str:
-        """Returns a statement by notation; "" if that does not tell it.
 
-        Raises:
-            KernelLimitError: it is too large.
-        """
-        annotator, shown = self._annotator, set[int]()
-        for _ in range(_MAX_READINGS):
-            annotated = annotator.annotated(stated, shown)
-            if annotator.hides_levels:
-                options["pp.universes"] = True
-            text = self._printed(annotated, options)
-            is_doubtful = annotator.has_variables or self._instances
-            if not annotator.hides_instances or not is_doubtful:
-                return text
-            read = self._read(
-                self._printed(annotated, options | _PROOFS) if _OMITTED in text else text, raw
-            )
-            if read is None:
-                return ""
-            if self._elaborator.same(read, stated):
-                return text
-            shown |= annotator.unlike(stated, read)
-        return ""
+class _Arguments:
+    """The arguments in a statement of which notation leaves some out.
 
-    def _whole(self, stated: int) -> str:
-        options = {**_OPTIONS, **_BY_NAMES, **WHOLE}
-        return self._printed(stated, options | {"pp.universes": self._annotator.hides_levels})
+    Args:
+        kernel: its environment has all that the statement refers to.
+        own: the text's declarations, without its theorems.
+    """
 
-    def _printed(self, expression: int, options: Mapping[str, int | bool]) -> str:
-        try:
-            return self._elaborator.printed(expression, self._elaborator.options(options), _WIDTH)
-        except KernelLimitError:
-            return ""
+    def __init__(self, kernel: Kernel, own: Collection[Name]) -> None:
+        self._kernel, self._own = kernel, own
+        self._holding: dict[int, bool] = {}
 
-    def _read(self, text: str, raw: Raw) -> int | None:
-        """Returns what Lean reads in a printed statement; None if it reads none.
+    def hide_one(self, statement: int) -> bool:
+        """Returns whether an instance, or an implicit argument that is no type, holds a declaration
+        of the text, or may do so in a statement that is too large to tell."""
+        todo: list[tuple[int, tuple[int, ...]]] = [(statement, ())]
+        for _ in range(_MAX_VISITS):
+            if not todo:
+                return False
+            at, around = todo.pop()
+            if not self._holds_own(at):
+                continue
+            kind, *fields = self._cell(at)
+            if kind == shapes.APP:
+                head, args = self._spine(at)
+                shown = self._shown(head, around)
+                todo.append((head, around))
+                for arg, is_shown in zip_longest(args, shown[: len(args)]):
+                    if not is_shown and self._holds_own(arg):
+                        return True
+                    todo.append((arg, around))
+                continue
+            parts = [fields[number - 1] for number in shapes.PARTS[kind]]
+            inside = (*around, fields[1]) if kind in shapes.BINDERS else around
+            todo += [(part, around) for part in parts[:-1]]
+            todo += [(part, inside) for part in parts[-1:]]
+        return True
 
-        It knows the header's instances and the text's, and the header's notation alone.
-        """
-        levels = ", ".join(map(_quoted, self._image.levels(raw)))
-        axiom = f"axiom {_quoted(_READ)}{f'.{{{levels}}}' if levels else ''} : {text}\n"
-        made = self._elaborator.elaborate(self._attributes + axiom)
-        return None if made is None else self._elaborator.type_of(made, self._kernel.name(_READ))
+    def _holds_own(self, at: int) -> bool:
+        """Returns whether a declaration of the text stands in an expression."""
+        todo = [at]
+        while todo:
+            each = todo[-1]
+            if each in self._holding:
+                todo.pop()
+                continue
+            kind, *fields = self._cell(each)
+            if kind == shapes.CONST:
+                self._holding[each] = self._kernel.read_name(fields[0]) in self._own
+                continue
+            parts = [fields[number - 1] for number in shapes.PARTS[kind]]
+            if fresh := [part for part in parts if part not in self._holding]:
+                todo += fresh
+            else:
+                self._holding[each] = any(self._holding[part] for part in parts)
+        return self._holding[at]
 
-    @cached_property
-    def _attributes(self) -> str:
-        """The commands that give the text's constants their part in the search for instances."""
-        image, found = self._image, dict[str, list[Name]]()
-        for entry in self._entries(_CLASSES, shape(0, 3)):
-            found.setdefault("class", []).append(image.name(entry[0]))
-        for entry in self._entries(_REDUCIBILITY, shape(0, 2)):
-            name, attribute = image.name(entry[0]), _UNFOLDED.get(entry[1] >> 1)
-            if attribute:
-                found.setdefault(attribute, []).append(name)
-        for attribute, name in self._instances:
-            found.setdefault(attribute, []).append(name)
-        return "".join(
-            f"attribute [{attribute}] {' '.join(map(_quoted, names))}\n"
-            for attribute, names in found.items()
-        )
+    def _shown(self, head: int, around: tuple[int, ...]) -> list[bool]:
+        """Returns for each argument that a function's type tells whether it is printed, or is a
+        type, which the others tell nearly always."""
+        kind, *fields = self._cell(head)
+        if kind == shapes.CONST:
+            type_ = self._kernel.type_in(self._kernel.find(fields[0]))
+        elif kind == shapes.BVAR:
+            type_ = around[-1 - (fields[0] >> 1)]
+        else:
+            type_ = head
+        shown = []
+        while self._cell(type_)[0] in (shapes.FORALL, shapes.LAM):
+            binder = self._kernel.byte(self._bare(type_), 3, 8)
+            _, _, of, type_ = self._cell(type_)
+            while binder == _IMPLICIT and self._cell(of)[0] == shapes.FORALL:
+                of = self._cell(of)[3]
+            is_type = binder == _IMPLICIT and self._cell(of)[0] == shapes.SORT
+            shown.append(binder == _EXPLICIT or is_type)
+        return shown
 
-    @cached_property
-    def _instances(self) -> list[tuple[str, Name]]:
-        """The text's instances and default instances, each with its attribute."""
-        image, found = self._image, list[tuple[str, Name]]()
-        for entry in self._entries(_INSTANCES, *_ANYWHERE_OR_SCOPED):
-            instance = image.words[image.index(entry[-1]) + 1 :][:3]
-            made = image.words[image.index(instance[1]) + 1]
-            found.append((f"instance {image.small(instance[2])}", image.name(made)))
-        for entry in self._entries(_DEFAULTS, shape(0, 3)):
-            found.append((f"default_instance {image.small(entry[2])}", image.name(entry[1])))
-        return found
+    def _spine(self, at: int) -> tuple[int, list[int]]:
+        """Returns the head of an application, and its arguments."""
+        args = []
+        while (cell := self._cell(at))[0] == shapes.APP:
+            args.append(cell[2])
+            at = cell[1]
+        args.reverse()
+        return at, args
 
-    def _entries(self, extension: Name, *shapes: int) -> Iterator[Sequence[int]]:
-        image = self._image
-        entries = image.entries().get(extension)
-        for address in image.array(entries) if entries is not None else ():
-            index = image.index(address)
-            if (found := image.words[index] >> 48) not in shapes:
-                raise Damaged("an object is not what it should be")
-            yield image.words[index + 1 : index + 1 + (found & 0xFF)]
+    def _cell(self, at: int) -> tuple[int, ...]:
+        """Returns the kind of an expression, and its fields; for metadata, those behind it."""
+        return self._kernel.cell(self._bare(at))
+
+    def _bare(self, at: int) -> int:
+        while (cell := self._kernel.cell(at))[0] == shapes.MDATA:
+            at = cell[2]
+        return at
 
 
 def _module_of(name: Name) -> Name:
     """Returns the module that a private name belongs to; () for other names."""
     return name[1 : name.index(0)] if name[:1] == (_PRIVATE,) and 0 in name else ()
-
-
-def _quoted(name: Name) -> str:
-    """Returns a name as the text writes it, so that no part is one of Lean's words; one that no
-    text can have is none."""
-    module = _module_of(name)
-    return ".".join(f"«{part}»" for part in name[len(module) + 2 if module else 0 :])
 
 
 def _can_be_seen(text: str) -> bool:

@@ -1,14 +1,16 @@
-"""Tells whether a text can run programs of its own while Lean compiles it.
+"""Tells by a text's words whether it can run programs of its own while Lean compiles it.
+
+They count where nobody sees what Lean evaluates (:mod:`leanq.lean.fork_server.evaluations`), or
+where it evaluated something of the text's.
 
 A program can replace the text's compiled file and end Lean as if all were well. The judge then
 truly says that the file's declarations are proved. But nobody has shown that the text makes these
 declarations; only a target can tell.
 
-The answer is about the whole text as it stands, with comments, strings and «quoted» names. leanq's
-tokenizer has no say: a text could hide a word where it and Lean's disagree. Lean has no escapes
-outside of strings and characters. So keywords and the names of attributes and options stand in the
-text letter by letter, and no program can be hooked in without one. The price is that comments alone
-can make a text suspect: the answer errs towards True.
+Lean has no escapes outside of strings and characters. So keywords and the names of attributes and
+options stand in the text letter by letter, and no program can be hooked in without one. Comments,
+strings, imports and longer identifiers do not count where :mod:`leanq.lean.audit.bare_text` is sure
+of them. Where it is not, the whole text counts as it stands: the answer errs towards True.
 
 There are five ways from a text to a program that runs:
 
@@ -36,17 +38,18 @@ reply to a check shows statements, and `verify` compares them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from functools import lru_cache
 
+from leanq.lean.audit.bare_text import BareText, Word, bare_text
+from leanq.lean.audit.library_syntax import REVIEWED, Evaluators, is_reviewed, symbols, uses
 from leanq.lean.syntax import split_header
 
 # A character behind a word makes another identifier of it. One before it does not: Lean reads
 # `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
 _AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])"
 
-_WORDS = (
+_KEYWORDS = (
     # Commands, terms and tactics that evaluate, and commands that extend Lean.
     r"run_(?:cmd|elab|meta|tac)",
     r"by_elab",
@@ -61,16 +64,23 @@ _WORDS = (
     r"include_str|idbg",
     r"unsafe",
     r"plausible|slim_check",
-    # Constants that Lean evaluates: for a missing argument, and of a notation.
-    r"autoParam|_auto_\d+|Syntax|ParserDescr",
-    # Code that is not what its declaration says.
-    r"extern|implemented_by|csimp",
     # Evaluation that the kernel takes on trust.
-    r"native_decide|reduceBool|reduceNat|ofReduceBool|ofReduceNat|trustCompiler",
-    # Hooks, wherever they are written.
+    r"native_decide",
+)
+_NAMES = (
+    # Constants that Lean evaluates: for a missing argument, and of a notation.
+    r"_?autoParam|_auto_\d+",
+    # Evaluation that the kernel takes on trust.
+    r"reduceBool|reduceNat|ofReduceBool|ofReduceNat|trustCompiler",
+)
+# Attributes, wherever they are written.
+_HOOKS = (
+    r"extern|implemented_by|csimp",
     r"(?:builtin_)?(?:term_|command_)elab|[a-z]+_parser|app_unexpander|app_delab|delab|unexpander"
     r"|formatter|parenthesizer|cpass|derive_handler|widget_module",
 )
+# Types of constants that Lean evaluates, where a text can name what is in the namespace `Lean`.
+_TYPES = r"\w*(?:Syntax|ParserDescr)"
 # A text without any of these has none of the words. Most texts have none, and this is quick.
 _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
@@ -81,7 +91,12 @@ _HINT_WORDS = (
     "derive_handler widget_module"
 )
 _HINTS = _HINT_WORDS.split(" ")
-_WORD = re.compile(f"(?:{'|'.join(_WORDS)}){_AFTER}")
+_WORD = re.compile(f"(?:{'|'.join((*_KEYWORDS, *_NAMES, *_HOOKS))}|Syntax|ParserDescr){_AFTER}")
+_KEYWORD, _NAME, _TYPE = (
+    re.compile("|".join(_KEYWORDS)),
+    re.compile("|".join(_NAMES)),
+    re.compile(_TYPES),
+)
 # Lean's functions that make syntax for evaluation. Others make nodes of trees, too: they count only
 # if the text can name what is in the namespace `Lean`.
 _MAKES_SYNTAX = re.compile(rf"mk(?:(?:Null|Group|Optional)?Node|Atom|C?Ident){_AFTER}")
@@ -97,6 +112,8 @@ _SIGNS = re.compile(
     r"\#(?:eval|guard|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
     r"|\+\s*native|native\s*:="
 )
+# Options by which Lean itself starts a program or writes a file.
+_OUTSIDE = re.compile(r"profiler»?\.«?(?:output|serve)|sat»?\.«?solver")
 _OPTIONS = re.compile(
     r"(?:debug|bootstrap|compiler|interpreter)»?\.[«A-Za-z][\w.«»]*"
     r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler»?\.«?(?:output|serve)|sat»?\.«?solver"
@@ -120,6 +137,7 @@ _HARMLESS = frozenset(_HARMLESS_ATTRIBUTES.split(" "))
 _ATTRIBUTE = re.compile(r"@\[|attribute(?![A-Za-z0-9_'!?])(?P<gap>\s*)(?P<open>\[?)")
 _MAX_ATTRIBUTES_CHARS = 4000
 _MAX_ODD_ATTRIBUTES = 1000
+_SET_OPTION = re.compile(r"set_option\s+([\w.'!?]+)")
 _PLAIN = re.compile(r"[A-Za-z0-9_.,\s↓↑←→()]*+\]")
 _PLAIN_STRING = re.compile(r'"[^"\\\n]*"')
 _ATTRIBUTE_NAME = re.compile(r"(?:(?:local|scoped)\s+|[-↓↑←→]\s*)*([A-Za-z_][A-Za-z0-9_.']*)?")
@@ -152,18 +170,15 @@ _FIELD_WORDS = (
 )
 FIELDS = frozenset(_FIELD_WORDS.split(" "))
 """The fields of Lean's own library, and of some others."""
-_VALUE = r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
-# The same with comments to the end of a line in between. It finds the beginnings of lines first,
-# and then the lines above: one pattern would read a comment once for each field.
-_BEHIND_COMMENTS = re.compile(rf"^[^\S\n]*+{_VALUE}", re.MULTILINE)
-_COMMENT_OR_BLANK = re.compile(r"\s*+(?:--|\Z)")
+_VALUE = r":=(?P<value>[^()]{0,400}+)(?P<end>[()]?)"
 # A field of a field, `(simp.maxSteps := …)`, read from its end: a search for its beginning would
 # start at each.
 _BACKWARDS_PATH = re.compile(r"(?:\.[\w'«»]*[^\W\d])+")
-_VALUE_AFTER_COMMENT = re.compile(r"-/\s*+(?::=|--|/-)")
 _MAX_GAP_CHARS = 2000
 _LITERAL_NUMBERS = r"\[[0-9,\s]*+\]"
-_LITERAL_VALUE = rf"(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+(?:\s+{_LITERAL_NUMBERS})?)"
+_LITERAL_VALUE = (
+    rf"(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+(?:\s+{_LITERAL_NUMBERS})?|{_LITERAL_NUMBERS})"
+)
 _LITERAL_ITEM = rf"[A-Za-z_]+\s*:=\s*{_LITERAL_VALUE}"
 _LITERAL = re.compile(rf"\s*(?:{_LITERAL_VALUE}|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*")
 # The constructors that a configuration's field can have; no text can make others of them.
@@ -177,7 +192,7 @@ _CONSTRUCTORS = re.compile(
 _OF_NUMBERS = re.compile(
     r"(?:max[A-Z]\w*|\w*(?:Depth|Steps|Heartbeats|Limit)|splits|ematch|gen|exp|instances|timeout"
     r"|sat_timeout|degree|min|max)\s*:=\s*[0-9][0-9_]*"
-    rf"|occs\s*:=\s*\.(?:pos|neg)\s+{_LITERAL_NUMBERS}"
+    rf"|occs\s*:=\s*(?:\.(?:pos|neg)\s+)?{_LITERAL_NUMBERS}"
 )
 _NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
@@ -221,32 +236,6 @@ _OF_PROGRAMS = re.compile(
     r"Lean|Aesop|IO|Tactic|Meta|Elab|RuleTac|TacGen|Syntax|System|Task|Qq|Mathlib|Batteries"
     r"|ProofWidgets|Plausible|ImportGraph|(?:Core|Simp|Macro|Command|Term|Import|Script)M"
 )
-_IMPORTS = re.compile(
-    r"^(?:(?:public|private|meta)\s+)*import\s+(?:all\s+)?[\w.«»]+[^\S\n]*$", re.MULTILINE
-)
-# The scan finds these. Aesop has a rule below; `notation3` makes fixed syntax.
-_REVIEWED = frozenset({"aesop", "aesop?", "notation3"})
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluators:
-    """The syntax of an environment's libraries that evaluates what a text wrote.
-
-    Attributes:
-        words: words of commands, terms and tactics, each with the syntax that it belongs to.
-        attributes: attributes that evaluate their declaration, each with the module that brings it.
-        heads: words that a tactic's configuration can follow.
-        fields: names of configurations' fields.
-        wordless: syntax that evaluates, and has no word to find it by.
-        unseen: libraries that cannot be examined, and why.
-    """
-
-    words: dict[str, str] = field(default_factory=dict)
-    attributes: dict[str, str] = field(default_factory=dict)
-    heads: list[str] = field(default_factory=list)
-    fields: list[str] = field(default_factory=list)
-    wordless: list[str] = field(default_factory=list)
-    unseen: dict[str, str] = field(default_factory=dict)
 
 
 _NONE = Evaluators()
@@ -257,12 +246,33 @@ def is_word(symbol: str) -> bool:
     return bool(_WORD.fullmatch(symbol) or _SIGNS.fullmatch(symbol))
 
 
+def acts_outside(code: str, found: Evaluators = _NONE) -> str | None:
+    """Returns the option of a text that has Lean itself start a program or write a file; None if
+    there is none."""
+    if (match := _OUTSIDE.search(code)) is None:
+        return None
+    bare = bare_text(code[split_header(code).end_offset :], found.tokens)
+    if bare is not None:
+        match = _OUTSIDE.search(bare.text)
+    return match and match[0]
+
+
 def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
     """Returns the part of a text that lets it run programs of its own; None if there is none.
 
     Args:
         found: the findings in the environment's libraries.
     """
+    if (doubtful := _hint(code, found)) is None:
+        return None
+    # Nothing that is imported counts before the imports' end.
+    bare = bare_text(code[split_header(code).end_offset :], found.tokens)
+    return doubtful if bare is None else _in_bare(code, bare, found)
+
+
+def _hint(code: str, found: Evaluators) -> str | None:
+    """Returns a part of a text that may let it run programs, whatever is a comment in it. Most
+    texts have none, and this is quick."""
     patterns = [_WORD] if any(hint in code for hint in _HINTS) else []
     if "Lean" in code:
         patterns.append(_MAKES_SYNTAX)
@@ -271,26 +281,58 @@ def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
             return match[0]
     if (leaf := _DOTTED_LEAF.search(code)) and _DOTTED_NODE.search(code):
         return leaf[0]
+    configured = _patterns(tuple(found.fields))[0].search(code)
+    for syntax in found.words:
+        if not is_reviewed(syntax) and all(each in code for each in symbols(syntax)):
+            return symbols(syntax)[0]
     return (
-        _of_libraries(code, found)
-        or _attribute(code, found.attributes)
-        or _configuration(code, found)
+        _unseen(code, found)
+        or _attribute(code, found.attributes, is_bare=False)
+        or (configured[0] if configured else _rule(code))
     )
 
 
-def _of_libraries(code: str, found: Evaluators) -> str | None:
-    """Returns a word of a library's own, or a library that nobody has examined."""
-    for word, syntax in found.words.items():
-        if word in code and word not in _REVIEWED:
-            ending = _AFTER * (word[-1].isalnum() or word[-1] == "_")
-            # A tactic's word is no keyword: it can be a part of a name, or name an argument.
-            if syntax.startswith("tactic "):
-                ending += r"(?!\.[A-Za-z_«]|\s*:=)"
-                ending = r"(?<![A-Za-z_»]\.)" + re.escape(word) + ending
-            else:
-                ending = re.escape(word) + ending
-            if re.search(ending, code):
-                return word
+def _in_bare(code: str, bare: BareText, found: Evaluators) -> str | None:
+    """Returns a part of a text without comments, strings and imports."""
+    words = bare.words
+    names_lean = any("Lean" in word.text for word in words)
+    for word in words:
+        if _is_suspect(word, names_lean=names_lean):
+            return word.text
+    for option in _SET_OPTION.finditer(bare.text):
+        if _OPTIONS.search(option[1]):
+            return option[1]
+    for pattern in (_SIGNS, _MAKES_SYNTAX) if names_lean else (_SIGNS,):
+        if match := pattern.search(bare.text):
+            return match[0]
+    if (leaf := _DOTTED_LEAF.search(bare.text)) and _DOTTED_NODE.search(bare.text):
+        return leaf[0]
+    texts, fields = tuple(word.text for word in words), FIELDS.union(found.fields)
+    for syntax, what in found.words.items():
+        if uses(syntax, texts, fields, is_tactic=what.startswith("tactic ")):
+            return symbols(syntax)[0]
+    return (
+        _unseen(code, found)
+        or _attribute(bare.text, found.attributes, is_bare=True)
+        or _configuration(bare.text, found)
+    )
+
+
+def _is_suspect(word: Word, *, names_lean: bool) -> bool:
+    """Returns whether a token is a word that runs programs, or may have one in it."""
+    text = word.text.lstrip("`")
+    if word.is_glued and _WORD.search(text):
+        return True
+    if _KEYWORD.fullmatch(text):
+        return True
+    return any(
+        _NAME.fullmatch(part) or (names_lean and _TYPE.fullmatch(part))
+        for part in text.replace("«", "").replace("»", "").split(".")
+    )
+
+
+def _unseen(code: str, found: Evaluators) -> str | None:
+    """Returns an import of a library that nobody has examined."""
     head = _imports(code) if found.unseen else ""
     for library in found.unseen:
         if re.search(rf"(?<![\w.]){re.escape(library)}(?!\w)", head):
@@ -309,7 +351,7 @@ def _imports(code: str) -> str:
     )
 
 
-def _attribute(code: str, evaluating: Collection[str]) -> str | None:
+def _attribute(code: str, evaluating: Collection[str], *, is_bare: bool) -> str | None:
     """Returns an attribute that is not known to be harmless."""
     odd = 0
     for match in _ATTRIBUTE.finditer(code):
@@ -319,7 +361,9 @@ def _attribute(code: str, evaluating: Collection[str]) -> str | None:
                 return match[0].strip()
             continue
         odd += not _PLAIN.match(code, match.end())
-        content = _bracketed(code, match.end()) if odd <= _MAX_ODD_ATTRIBUTES else None
+        content = None
+        if odd <= _MAX_ODD_ATTRIBUTES:
+            content = _bracketed(code, match.end(), "" if is_bare else "'")
         if content is None:
             return code[match.start() : match.start() + 40]
         if (found := _unknown(content, evaluating)) is not None:
@@ -333,7 +377,7 @@ def _unknown(content: str, evaluating: Collection[str], depth: int = 0) -> str |
         name = _ATTRIBUTE_NAME.match(item.strip())
         assert name is not None
         # `-simp` takes an attribute away, and an empty list has none.
-        is_known = name[1] in _HARMLESS and (name[1] not in evaluating or name[1] in _REVIEWED)
+        is_known = name[1] in _HARMLESS and (name[1] not in evaluating or name[1] in REVIEWED)
         if depth > _MOST_NESTED or (item.strip() and not is_known):
             return item.strip()[:40]
         end = 0
@@ -349,8 +393,9 @@ def _unknown(content: str, evaluating: Collection[str], depth: int = 0) -> str |
     return None
 
 
-def _bracketed(code: str, start: int) -> str | None:
-    """Returns the text up to the bracket's end; None if that is not plain to see."""
+def _bracketed(code: str, start: int, doubtful: str) -> str | None:
+    """Returns the text up to the bracket's end; None if that is not plain to see, as with one of
+    the ``doubtful`` signs."""
     if match := _PLAIN.match(code, start):
         return match[0][:-1]
     content = _PLAIN_STRING.sub(" ", code[start : start + _MAX_ATTRIBUTES_CHARS])
@@ -359,7 +404,7 @@ def _bracketed(code: str, start: int) -> str | None:
         depth += {"[": 1, "]": -1}.get(character, 0)
         if not depth:
             content = content[:offset]
-            plain = not any(sign in content for sign in ('"', "«", "--", "/-", "'"))
+            plain = not any(sign in content for sign in ('"', "«", "--", "/-", *doubtful))
             return content if plain else None
     return None
 
@@ -380,27 +425,20 @@ def _split(content: str) -> list[str]:
 
 def _configuration(code: str, found: Evaluators) -> str | None:
     """Returns a tactic's configuration that is no literal, or a rule that is a program."""
-    hides_values: bool | None = None
-    for start, match in _configured(code, tuple(found.fields)):
-        name = code[start : match.start("value")] if match["value"] is not None else ""
-        if match["end"] in ("(", ")") and _is_literal(code, name, match):
+    for match in _patterns(tuple(found.fields))[1].finditer(code):
+        start = match.start()
+        if match["end"] and _is_literal(code, code[start : match.start("value")], match):
             continue
-        if match["value"] is None:
-            if hides_values is None:
-                hides_values = bool(_VALUE_AFTER_COMMENT.search(code))
-            if not hides_values:
-                continue
         before = _without_path(code[max(0, start - _MAX_GAP_CHARS) : start])
-        if _is_argument(before, found):
-            continue
-        above, _, line = before.rpartition("\n")
-        # It names the value of an argument, unless a comment stands between it and the bracket.
-        if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
+        if before.rstrip().endswith("(") and not _is_argument(before, found):
             return code[start : start + 40].strip()
+    return _rule(code)
+
+
+def _rule(code: str) -> str | None:
+    """Returns the word of Aesop's if a rule of its can be a program."""
     is_rule = _AESOP_RULE.search(code) or ("aesop" in code and _ADDED.search(code))
-    if is_rule and _OF_PROGRAMS.search(_IMPORTS.sub("", code)):
-        return "aesop"
-    return None
+    return "aesop" if is_rule and _OF_PROGRAMS.search(code) else None
 
 
 def _is_argument(before: str, found: Evaluators) -> bool:
@@ -412,9 +450,8 @@ def _is_argument(before: str, found: Evaluators) -> bool:
     match = _BEFORE_CONFIGURATION.search(before)
     if match is None or found.unseen:
         return False
-    in_front = before[: match.start()]
-    # A word of a comment tells nothing, and an option of a tactic can follow another one.
-    if "--" in in_front.rpartition("\n")[2] or in_front.rstrip().endswith(("+", "-")):
+    # An option of a tactic can follow another one.
+    if before[: match.start()].rstrip().endswith(("+", "-")):
         return False
     # A word may stand directly behind a number or a sign.
     return not match[1].rstrip("!?'0123456789").endswith(_heads(tuple(found.heads)))
@@ -460,27 +497,10 @@ def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
 
 @lru_cache(maxsize=16)
 def _patterns(more: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Returns patterns of a field's name and value, and of its name before a comment."""
+    """Returns patterns of a field's name with what may be its value, and with its value."""
     fields = "|".join(map(re.escape, sorted(FIELDS.union(more), key=len, reverse=True)))
-    name = rf"(?<![A-Za-z0-9_])«?(?:{fields})»?"
-    return re.compile(rf"{name}\s*+{_VALUE}"), re.compile(rf"{name}\s*+(?:--|\Z)")
-
-
-def _configured(code: str, more: tuple[str, ...]) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yields where a field's name begins, and its value."""
-    configuration, before_comment = _patterns(more)
-    for match in configuration.finditer(code):
-        yield match.start(), match
-    for match in _BEHIND_COMMENTS.finditer(code):
-        end = match.start()
-        while end > 0:
-            begin = code.rfind("\n", 0, end - 1) + 1
-            line = code[begin : end - 1]
-            for name in before_comment.finditer(line):
-                yield begin + name.start(), match
-            if not _COMMENT_OR_BLANK.match(line):
-                break
-            end = begin
+    name = rf"(?<![A-Za-z0-9_])«?(?:{fields})»?\s*+"
+    return re.compile(rf"{name}(?::=|--|/-)"), re.compile(rf"{name}{_VALUE}")
 
 
 def _without_path(before: str) -> str:

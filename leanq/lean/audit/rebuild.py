@@ -6,7 +6,7 @@ nothing to the kernel and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from leanq.lean.audit import shapes
 from leanq.lean.audit.image import AHEAD, BOXED_ZERO, Image, Name
@@ -17,7 +17,6 @@ from leanq.lean.audit.shapes import shape
 _MAX_BVAR = (1 << 20) - 2  # an expression keeps its loose bound variables in 20 bits
 _BINDER_KINDS = 4
 _BINDER_BYTES = 41  # the size of a binder up to its kind: word 0, three fields, a hash
-_RENAMED = "_candidate"
 _REGULAR_HINT = shape(2, 0)
 
 
@@ -28,14 +27,24 @@ class Rebuilder:
         by_parts: all names that were made.
         nodes: how many expressions were made.
 
-    ``renamed``: constants that the kernel shall know by another name.
+    Args:
+        renamed: the names by which the kernel shall know some constants.
+        levels: what stands for some universe parameters, as Lean's objects.
     """
 
-    def __init__(self, kernel: Kernel, image: Image, renamed: Collection[Name] = ()) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        image: Image,
+        renamed: Mapping[Name, Name] | None = None,
+        levels: Mapping[Name, int] | None = None,
+    ) -> None:
         self._kernel, self._image = kernel, image
         self._names: dict[int, int] = {}
         self.by_parts: dict[Name, int] = {(): BOXED_ZERO}
-        self._renamed = {name: self._made((_RENAMED, *name)) for name in renamed}
+        self._known_as = renamed or {}
+        self._renamed = {name: self._made(other) for name, other in self._known_as.items()}
+        self._parameters = levels or {}
         self._levels: dict[int, int] = {BOXED_ZERO: kernel.level_zero(1)}
         self._level_lists: dict[int, int] = {}
         self._name_lists: dict[int, int] = {}
@@ -101,6 +110,25 @@ class Rebuilder:
             return self.expressions(root)[0][0]
         share(found)
         return found
+
+    def at_levels(self, parameters: Sequence[Name], levels: int) -> Rebuilder:
+        """Returns a builder of expressions in which the levels of this list stand for a constant's
+        universe parameters.
+
+        Raises:
+            Damaged: these are not as many.
+        """
+        image = self._image
+        given = image.linked(levels)
+        if len(given) != len(parameters):
+            raise Damaged("it uses a constant with a wrong number of universe levels")
+        if all(self._is_parameter(*each) for each in zip(given, parameters, strict=True)):
+            return self
+        known = dict(zip(parameters, map(self._level, given), strict=True))
+        for each in known.values():
+            if not each & 1:
+                share(each)
+        return Rebuilder(self._kernel, image, self._known_as, known)
 
     def _make(self, addresses: Iterable[int]) -> None:
         """Makes the objects of expressions that have none yet, each after its parts.
@@ -171,6 +199,14 @@ class Rebuilder:
             share(found)
         return found
 
+    def _is_parameter(self, level: int, name: Name) -> bool:
+        words = self._image.words
+        if level == BOXED_ZERO:
+            return False
+        index = self._image.index(level)
+        is_parameter = words[index] >> 48 == shapes.LEVEL_PARAM
+        return is_parameter and self._image.name(words[index + 1]) == name
+
     def _level(self, address: int) -> int:
         levels, kernel = self._levels, self._kernel
         make = {
@@ -180,7 +216,8 @@ class Rebuilder:
         }
         for at, kind, fields in self._image.levels_behind(address, levels):
             if kind == shapes.LEVEL_PARAM:
-                levels[at] = kernel.level_param(self.name(fields[0]))
+                of = self._image.name(fields[0])
+                levels[at] = self._parameters.get(of) or kernel.level_param(self.name(fields[0]))
             else:
                 levels[at] = make[kind](*map(levels.__getitem__, fields))
         return levels[address]

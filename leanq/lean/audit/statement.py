@@ -29,11 +29,9 @@ from leanq.lean.audit import shapes
 from leanq.lean.audit.image import AHEAD, BOXED_ZERO, Image, Name, Raw, Walk
 from leanq.lean.audit.interner import Interner, Value
 from leanq.lean.audit.layouts import Damaged
-from leanq.lean.audit.olean import display
-from leanq.lean.audit.stand_ins import ALONE, SORRY, Use, Uses
+from leanq.lean.audit.marked import SORRY, Marked
+from leanq.lean.audit.olean import as_written, display
 from leanq.lean.audit.survey import places
-
-_STAND_IN = "stand-in"
 
 # Extensions of attributes by which a program runs that is not the one that a proof is about.
 _OVERRIDES = (
@@ -108,10 +106,6 @@ class View:
         names = set(map(self._image.name, walk.named))
         self._settle(names)
         return self._number(raw, root, walk), self._unfolded(names)
-
-    def count_as(self, name: Name, meaning: Value) -> int:
-        """Lets a constant count as something else; returns the number of that."""
-        return self._meanings.setdefault(name, self._interner.number(meaning))
 
     def _settle(self, names: Iterable[Name]) -> None:
         """Finds the meanings of the constants that count as what they are; without recursion."""
@@ -251,33 +245,10 @@ class Stated:
         self.image = image
         self.constants = image.constants()
         self.view = View(interner, image)
-        self._stand_ins: dict[Name, int] = {}
 
     def count_by_name(self, names: Collection[Name]) -> None:
         """Lets every other definition and theorem count as what it is."""
-        self.view.made = {
-            name: raw
-            for name, raw in self.constants.items()
-            if raw.safe and raw.kind in ("definition", "theorem") and name not in names
-        }
-
-    def count_stand_ins(self, beginning: str) -> set[int]:
-        """Lets the axioms whose names begin with this count by what follows; returns their
-        numbers."""
-        for name in [each for each in self.constants if display(each).startswith(beginning)]:
-            del self.constants[name]
-            end = display(name).removeprefix(beginning)
-            self._stand_ins[name] = self.view.count_as(name, (_STAND_IN, end))
-        return {*self._stand_ins.values()}
-
-    def open_constants(self) -> Iterator[tuple[Name, list[int], bool]]:
-        """Yields the constants with a stand-in or a `sorry`: the numbers of their expressions, and
-        whether these lead to a `sorry`."""
-        for name, raw in self.constants.items():
-            names = self.image.constants_in(*raw.parts)
-            if SORRY in names or not names.isdisjoint(self._stand_ins):
-                found = [self.view.expression(raw, root) for root in raw.parts]
-                yield name, [each for each, _ in found], any(SORRY in names for _, names in found)
+        self.view.made = made_by_lean(self.constants, names)
 
     def beside(self, raw: Raw) -> set[Name]:
         """Returns the constants that come and go together with this one."""
@@ -316,6 +287,15 @@ class Stated:
         return found
 
 
+def made_by_lean(constants: Mapping[Name, Raw], declared: Collection[Name]) -> dict[Name, Raw]:
+    """Returns the definitions and theorems that Lean made for those that a text declares."""
+    return {
+        name: raw
+        for name, raw in constants.items()
+        if raw.safe and raw.kind in ("definition", "theorem") and name not in declared
+    }
+
+
 def own_constants(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
     """Returns the constants that the text itself declares, in its order as far as that is known."""
     starts = {name: whole[:2] for name, (whole, _) in places(image).items()}
@@ -328,7 +308,7 @@ def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
 
     Its name tells, so a text can declare one that looks like it: see `own_constants`.
     """
-    last, above = name[-1], constants.get(name[:-1]) or constants.get(_said(name[:-1]))
+    last, above = name[-1], constants.get(name[:-1]) or constants.get(as_written(name[:-1]))
     if isinstance(last, int):
         return True  # no text can write such a name
     if above is None:
@@ -340,12 +320,6 @@ def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
     )
 
 
-def _said(name: Name) -> Name:
-    """Returns a private name as the text has it, without its module."""
-    start = next((at for at, part in enumerate(name) if isinstance(part, int)), -1) + 1
-    return name[start:] if name[:1] == ("_private",) else name
-
-
 def compare(
     target: Image,
     candidate: Image,
@@ -354,8 +328,7 @@ def compare(
     holes: Collection[str] | None = (),
     ignored: Collection[Name] = (),
     is_whole: bool = False,
-    stand_ins: Sequence[str] = (),
-    unseen: Collection[str] = (),
+    unfilled: str = "",
     allowed: Collection[str] = (),
 ) -> Comparison:
     """Compares two files.
@@ -366,9 +339,7 @@ def compare(
             None for all of them. The candidate has to have the named ones.
         ignored: constants of either file that do not count.
         is_whole: whether the candidate has to have all that the target's text declares.
-        stand_ins: how the names of our axioms for the holes that stay open begin, in the target and
-            in the candidate.
-        unseen: how the names of those end that no tactic in the hole in question can see there.
+        unfilled: the whole name of an axiom that stands for what is open, as `sorryAx` does.
         allowed: axioms that the caller allows; if the candidate declares one, it has to be the
             target's.
 
@@ -380,9 +351,6 @@ def compare(
     for each in ignored:
         ours.constants.pop(each, None)
         theirs.constants.pop(each, None)
-    marks = set[int]()
-    for beginning, stated in zip(stand_ins, (ours, theirs), strict=False):
-        marks |= stated.count_stand_ins(beginning)
     wanted = list(theorems) or [
         name
         for name in own_constants(target, ours.constants)
@@ -392,65 +360,14 @@ def compare(
     by_name = {*wanted, *open_, *_told_by_name(ours, theirs), *_told_by_name(theirs, ours)}
     ours.count_by_name(by_name)
     theirs.count_by_name(by_name)
-    comparing = _Comparing(ours, theirs, wanted, open_, holes, tuple(stand_ins), allowed)
+    comparing = _Comparing(ours, theirs, wanted, open_, holes, allowed)
+    comparing.ignored = {*map(display, ignored)}
+    if holes is None:
+        # A proof in a definition may be what is open, and it may use other variables then.
+        marked = Marked(target, ours.constants, ours.view.made, unfilled)
+        comparing.unknown = {name for name in ours.constants if marked.is_open(name)}
     comparing.run()
-    if stand_ins:
-        reader = Uses(interner, marks, theirs.image.spend)
-        exempt = {interner.number((_STAND_IN, end)) for end in unseen}
-        comparing.found += _compare_uses(ours, theirs, reader, exempt)
     return Comparison(wanted, comparing.found)
-
-
-def _compare_uses(
-    ours: Stated, theirs: Stated, reader: Uses, unseen: Collection[int]
-) -> Iterator[Difference]:
-    """Yields a difference if a stand-in that the tactic may reach proves in the candidate what it
-    does not prove in the target."""
-    known: dict[int, set[Use]] = {}
-    held, beside, is_left_out = set[int](), set[int](), True
-    for _, numbers, has_sorry in ours.open_constants():
-        is_left_out = is_left_out and not has_sorry
-        for number in numbers:
-            held |= reader.held(number)
-            if has_sorry:
-                beside |= reader.marks(number)
-            for use in reader.of(number):
-                known.setdefault(use.mark, set()).add(use)
-    if is_left_out:
-        text = "Lean leaves out what stands in this hole, since nothing that is proved uses it"
-        yield Difference("sorry", "hole_left_out", f"{text}; close the other holes first")
-    closed = {mark: _closed(reader, uses) for mark, uses in known.items()}
-    allowed: dict[int, set[tuple[int, int]]] = {}
-    for mark, uses in known.items():
-        # A hole in several places can have several types, and the goal mentions perhaps one.
-        if mark not in held or len(closed[mark]) == 1:
-            allowed[mark] = {next(reader.sequents(use)) for use in uses if use.type_ != ALONE}
-    found = {
-        name: frozenset[Use]().union(*map(reader.of, numbers))
-        for name, numbers, _ in theirs.open_constants()
-    }
-    new = frozenset[Use]().union(*found.values())
-    # It reaches those of other declarations unseen, by unfolding these. A definition that calls
-    # itself once more can prove more by the text behind `decreasing_by`.
-    changing = {
-        mark
-        for mark in beside.intersection(unseen)
-        if len(_closed(reader, [use for use in new if use.mark == mark])) <= len(closed[mark])
-    }
-    for name, used in found.items():
-        for mark, type_ in used:
-            if mark in changing:
-                continue
-            sequents = reader.sequents(Use(mark, type_)) if type_ != ALONE else ()
-            if allowed.get(mark, set()).isdisjoint(sequents):
-                text = "it proves by what stands in for another hole; close that hole first"
-                yield Difference(display(name), "hole_uses_hole", text)
-                break
-
-
-def _closed(reader: Uses, uses: Iterable[Use]) -> set[int]:
-    """Returns the types of uses, each behind the variables that it mentions."""
-    return {reader.closed(use) for use in uses if use.type_ != ALONE}
 
 
 def what_is_open(target: Image) -> tuple[bool, list[Name]]:
@@ -492,9 +409,10 @@ class _Comparing:
     _wanted: list[Name]
     _open: list[Name]
     _holes: Collection[str] | None
-    _stand_ins: tuple[str, ...]
     _allowed: Collection[str]
     _seen: set[Name] = field(default_factory=set)
+    unknown: Collection[Name] = ()
+    ignored: Collection[str] = ()
     found: list[Difference] = field(default_factory=list)
 
     def run(self) -> None:
@@ -511,19 +429,16 @@ class _Comparing:
         self._compare_axioms()
         extra = self._theirs.overrides() - self._ours.overrides()
         for extension, declaration in sorted(extra):
-            if self._is_stand_in(declaration):
+            if declaration in self.ignored:
                 continue
             text = f"{extension} gives it another program in the candidate alone"
             self._differs(Difference(declaration, "overridden", text))
-
-    def _is_stand_in(self, name: str) -> bool:
-        return name.startswith(self._stand_ins)
 
     def _compare_axioms(self) -> None:
         """Compares by name the axioms that the candidate declares and the caller allows."""
         for name, theirs in self._theirs.constants.items():
             said = display(name)
-            if theirs.kind != "axiom" or said not in self._allowed or self._is_stand_in(said):
+            if theirs.kind != "axiom" or said not in self._allowed:
                 continue
             if name in self._ours.constants:
                 self._compare_from(name)
@@ -570,7 +485,7 @@ class _Comparing:
         if mine.view.others(ours) != other.view.others(theirs):
             self._say(name, "definition_differs", "it has other parts, rules or flags", theorem)
         reached |= mine.beside(ours)
-        if ours.body is None or theirs.body is None:
+        if ours.body is None or theirs.body is None or name in self.unknown:
             return reached
         body, in_body = mine.view.expression(ours, ours.body)
         if ours.kind == "definition" and SORRY in in_body:
@@ -581,9 +496,7 @@ class _Comparing:
         return reached | in_body
 
     def _compare_hole(self, name: Name, in_body: set[Name], theorem: Name) -> None:
-        if self._holes is None:
-            return
-        if display(name) not in self._holes:
+        if display(name) not in (self._holes or ()):
             text = "its value is a sorry, and it is not named as a hole"
             self._say(name, "hole_not_named", text, theorem)
         mentioned = self._theirs.behind(in_body).intersection(self._wanted)

@@ -28,13 +28,19 @@ class Survey:
 
     Attributes:
         axioms: its own axioms.
-        behind_safe: imported constants that its safe constants lead to.
+        safe: its safe constants in the order of the text, each with the imported constants that it
+            is the first to lead to.
         behind_any: imported constants that any of its constants lead to.
     """
 
     axioms: frozenset[Name]
-    behind_safe: frozenset[Name]
+    safe: tuple[tuple[Name, frozenset[Name]], ...]
     behind_any: frozenset[Name]
+
+    @property
+    def behind_safe(self) -> frozenset[Name]:
+        """The imported constants that its safe constants lead to."""
+        return frozenset[Name]().union(*(led for _, led in self.safe))
 
 
 class Place(NamedTuple):
@@ -104,14 +110,26 @@ def stated_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
 
 
 def survey(
-    image: Image, constants: Mapping[Name, Raw], known: Mapping[Name, AbstractSet[Name]]
+    image: Image,
+    constants: Mapping[Name, Raw],
+    known: Mapping[Name, AbstractSet[Name]],
+    ending: AbstractSet[Name] = frozenset(),
 ) -> Survey:
-    """Surveys the constants of a file; ``known`` has the references of some of them."""
+    """Surveys the constants of a file; ``known`` has the references of some of them. The axioms
+    ``ending`` are ours."""
     references = {**known, **led_to(image, constants, constants, known)}
-    safe = [name for name, raw in constants.items() if not raw.unsafe]
+    at = {name: whole for name, (whole, _) in places(image).items()}
+    last = Place(1 << 62, 0, 0, 0)
+    seen, safe = set[Name](), []
+    for name in sorted(constants, key=lambda name: at.get(name, last)):
+        if not constants[name].unsafe and name not in seen:
+            fresh = reachable([name], references, seen)
+            seen |= fresh
+            if led := frozenset(fresh - constants.keys()):
+                safe.append((name, led))
     return Survey(
-        axioms=frozenset(name for name, raw in constants.items() if raw.kind == "axiom"),
-        behind_safe=frozenset(reachable(safe, references) - constants.keys()),
+        axioms=frozenset(name for name, raw in constants.items() if raw.kind == "axiom") - ending,
+        safe=tuple(safe),
         behind_any=frozenset(set().union(*references.values()) - constants.keys()),
     )
 
@@ -144,12 +162,17 @@ def proves_itself(theorem: Name) -> str:
     )
 
 
-def reachable(start: Iterable[Name], references: Mapping[Name, AbstractSet[Name]]) -> set[Name]:
-    """Returns all names that ``start`` leads to by ``references``, itself included."""
+def reachable(
+    start: Iterable[Name],
+    references: Mapping[Name, AbstractSet[Name]],
+    but: AbstractSet[Name] = frozenset(),
+) -> set[Name]:
+    """Returns all names that ``start`` leads to by ``references``, itself included, and not through
+    those in ``but``."""
     seen = set(start)
     todo = list(seen)
     while todo:
-        fresh = references.get(todo.pop(), set()) - seen
+        fresh = references.get(todo.pop(), set()) - seen - but
         seen |= fresh
         todo += fresh
     return seen

@@ -38,6 +38,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from leanq.lean.fork_server.evaluations import Evaluations, UnwatchedError
 from leanq.lean.fork_server.shared_text import rejoin_text, share_text
 
 _P = ctypes.c_void_p
@@ -126,6 +127,8 @@ class Preloaded:
         self._is_ready = False
         self._header_is_silent = False
         self._empty_environment = 0
+        self.unwatched = ""
+        """Why nobody sees what a text evaluates; empty if somebody does."""
         # Of a prefix: its length, Lean's result for it, and the state after it.
         self._prefix_bytes = 0
         self._prefix_snapshot = 0
@@ -223,15 +226,30 @@ class Preloaded:
         # Freed memory would be copied page by page in each fork that uses it again.
         if hasattr(lean, "mi_collect"):
             lean.mi_collect(True)
+        self._watch()
         rejoin_text(self._text)
         self._is_ready = True
         self._when_ready((code or 0) & 0xFF)
         os._exit(99)
 
-    def go_on(self) -> NoReturn:
+    def _watch(self) -> None:
+        try:
+            self._evaluations = Evaluations(self._lean)
+            if not self._empty_environment:
+                raise UnwatchedError("there is no environment to try it with")
+            # It is in an `EStateM.Result.ok`.
+            made = ctypes.c_uint64.from_address(self._empty_environment + 8).value
+            self._evaluations.prove(self._lean, self._kept(made))
+        except UnwatchedError as error:
+            self.unwatched = str(error)
+
+    def go_on(self, reports: int | None = None) -> NoReturn:
         """In a child that has not forked others: runs Lean's command line once more, for good, with
-        the descriptors 0 to 2 and the variables that Lean is to see."""
+        the descriptors 0 to 2 and the variables that Lean is to see. ``reports``: the socket for
+        what the text evaluates."""
         assert self._main_arguments is not None
+        if reports is not None and not self.unwatched:
+            self._evaluations.report_to(reports)
         self._process.hold()
         if self._empty_environment:
             self._empty.hold()

@@ -216,13 +216,15 @@ class Prover:
 
     async def open(self, zygote: Zygote | None) -> Sandbox:
         """Opens a sandbox behind a preloaded header, or one in which Lean starts anew."""
-        return await Sandbox.open(
+        sandbox = await Sandbox.open(
             readable=self.environment.readable(),
             hidden=self.hidden,
             nice=self.nice,
             scratch_root=zygote.scratch if zygote else None,
             start=zygote.fork if zygote else None,
         )
+        sandbox.watches = zygote is not None and not zygote.unwatched
+        return sandbox
 
     async def new_sandbox(
         self, stack: contextlib.AsyncExitStack, zygote: Zygote | None = None

@@ -161,6 +161,17 @@ class ForkServer:
         self._refusals = 0
         return sandbox
 
+    async def is_ready(self, key: Key) -> bool:
+        """Has a header preloaded, if need be; returns whether it is."""
+        if key not in self._preloaded:
+            if self._seen.get(key, 0) < 0:
+                return False
+            self._expect(key)
+        if (making := self._preloaded[key].making) is not None:
+            await asyncio.shield(making)
+        found = self._preloaded.get(key)
+        return found is not None and found.zygote is not None and found.zygote.alive
+
     async def give_back(self, key: Key, sandbox: Sandbox) -> None:
         """Takes back an emptied sandbox from :meth:`take`."""
         found = self._preloaded.get(key)
@@ -184,13 +195,9 @@ class ForkServer:
     async def lend(self, key: Key) -> Sandbox:
         """Lends a sandbox behind a header, which is preloaded first if need be, until :meth:`end`.
         Raises SandboxError if that is not possible here."""
-        if key not in self._preloaded:
-            self._expect(key)
-        found = self._preloaded[key]
-        if found.making is not None:
-            await asyncio.shield(found.making)
-        if found.zygote is None or not found.zygote.alive:
+        if not await self.is_ready(key):
             raise SandboxError("the header is not preloaded")
+        found = self._preloaded[key]
         found.lent += 1
         try:
             return await self._prover.open(found.zygote)

@@ -15,7 +15,8 @@ slot's socket, and gets a descriptor that tells when the slot's inner process ha
 
     worker → zygote  {"folders", "namespaces", "env", "program", "libraries", "arguments", "header"}
                      {"fork": true} with a socket, in which the first message to inner stands
-    zygote → worker  {"ready": the exit code of the header's run, "memory_bytes": its own}
+    zygote → worker  {"ready": the exit code of the header's run, "memory_bytes": its own,
+                      "unwatched": why nobody sees what texts evaluate, or ""}
                      {"forked": true} with a pidfd; or {"refused": text}
 
 Without a process namespace it refuses, since a candidate could look into it there.
@@ -60,7 +61,8 @@ def preload(
     os.environ.update(hello["env"])
 
     def when_ready(code: int) -> NoReturn:
-        tell(channel, {"ready": code, "memory_bytes": own_memory_bytes()})
+        ready = {"ready": code, "memory_bytes": own_memory_bytes()}
+        tell(channel, {**ready, "unwatched": preloaded.unwatched})
         _Zygote(channel, preloaded, namespaces, fatal).serve()
         os._exit(0)
 
@@ -148,10 +150,10 @@ class _Zygote:
         finally:
             os._exit(status)
 
-    def _go_on(self, argv: Sequence[str]) -> NoReturn:
+    def _go_on(self, argv: Sequence[str], reports: int) -> NoReturn:
         if argv[-1] == prefix_process.FLAG:
             prefix_process.serve(self._preloaded)
-        self._preloaded.go_on()
+        self._preloaded.go_on(reports)
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ class Zygote:
     supervisor: Supervisor
     scratch: Path
     memory_bytes: int = 0
+    unwatched: str = ""
     alive: bool = True
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -74,7 +75,7 @@ class Zygote:
                 if code := ready.get("ready"):
                     raise HeaderFailsError(f"alone it ends with code {code}")
                 raise SandboxError(ready.get("refused", "the process that preloads has died"))
-            zygote.memory_bytes = ready["memory_bytes"]
+            zygote.memory_bytes, zygote.unwatched = ready["memory_bytes"], ready["unwatched"]
         except BaseException:
             await zygote.close()
             raise

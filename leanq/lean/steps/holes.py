@@ -19,11 +19,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, count
+from itertools import accumulate, chain, count
+from typing import NamedTuple
 
 from msgspec import structs
 
 from leanq.errors import InvalidRequestError
+from leanq.lean.audit.closing import Marks
 from leanq.lean.recipes import Form, Hole, Recipe, Tactic
 from leanq.lean.syntax import Token, place_of, split_header, tokens
 from leanq.queue.requests import Message
@@ -33,12 +35,10 @@ _UNSOLVED = "unsolved goals\n"
 # Signs that can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
-# A bracket of another kind around the tactics of a block. A tactic that closes one of the two
-# leaves the other open, so it compiles in one of them at most.
-_INNER = ("(\nskip\n;", ")")  # `skip`, since Lean reads no more behind a block at the beginning
-# Code that rests on it compiles, as with sorryAx. There is one for each hole: two holes are not
-# equal, and a tactic that finds one in its goal has no other.
-_STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
+# Code that rests on these compiles, as with sorryAx. The second stands in a hole that nothing
+# fills, since Lean may keep nothing of a proof with a `sorry` but that.
+_AXIOM = '@[extern "lean_sorry", never_extract] {}axiom {}.{{u}} {{α : Sort u}} {}: α\n'
+_MARKER_NAME = "_leanq_hole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def find_holes(text: str) -> tuple[Hole, ...]:
     """Returns every ``sorry`` of a text, with the form that its surroundings suggest."""
     holes: list[Hole] = []
     before = 0
-    for token in tokens(text):
+    # Most texts have none, and a search is much faster than reading them.
+    for token in tokens(text) if _SORRY in text else ():
         if token.text == _SORRY:
             begins_line = text.find("\n", before, token.start) >= 0
             last = text[max(0, before - 1) : before]
@@ -107,7 +108,9 @@ def read_tactic(given: str) -> Given:
     while found and found[-1].text == ";":
         found.pop()
     if not found:
-        raise InvalidRequestError("there is no tactic to run: the text is empty")
+        raise InvalidRequestError(
+            "there is no tactic to run: the text is empty, or a comment alone"
+        )
     start, end = found[0].start, found[-1].end
     column = start - (given.rfind("\n", 0, start) + 1)
 
@@ -188,7 +191,6 @@ class Draft:
         trial: the place of the tactic on trial.
         blocks: the block around it, and before that those around this block.
         probes: the empty blocks, by the numbers of their holes.
-        stand_ins: the names of our axioms for other holes.
     """
 
     def __init__(self) -> None:
@@ -198,7 +200,6 @@ class Draft:
         self.trial = Span(0, 0)
         self.blocks: list[Span] = []
         self.probes: dict[int, Span] = {}
-        self.stand_ins: list[str] = []
 
     @cached_property
     def text(self) -> str:
@@ -227,15 +228,19 @@ class Draft:
         self.add(text[done:])
         return Span(start, self._length)
 
-    def add_block(self, form: Form, content: Callable[[], object]) -> Span:
-        """Appends a block; ``content`` appends its tactics."""
+    def add_block(self, form: Form, content: Callable[[], object], marker: str = "") -> Span:
+        """Appends a block, perhaps with a marker around what it makes; ``content`` appends its
+        tactics."""
         start, column = self._length, self._column
         # Lean has no bare brace behind `case … =>`.
         self.add("(by {" if form == "term" else "({")
+        if marker:
+            # Without the @, Lean introduces implicit variables before the tactics.
+            self.add(f"refine @{marker} _ ?_; ({{")
         content()
         # Fields behind it may not stand to the left of those before it.
         self.add(" " * (column - self._column))
-        self.add("})")
+        self.add("})})" if marker else "})")
         return Span(start, self._length)
 
     def place(self, message: Message) -> Span:
@@ -253,14 +258,10 @@ class Draft:
         """Returns whether it tells the goals left in the block around the tactic on trial."""
         return self.level(message) == len(self.blocks) - 1
 
-    def left_over(self, messages: Sequence[Message]) -> list[int]:
-        """Returns how many goals are left in each block; the last is that of the tactic on
-        trial."""
-        left = [0] * len(self.blocks)
-        for message in messages:
-            if (level := self.level(message)) is not None:
-                left[level] += len(read_goals(message))
-        return left
+    def level_around(self, messages: Sequence[Message]) -> int:
+        """Returns the innermost block further out in which goals are left; -1 if there is none."""
+        levels = [level for m in messages if (level := self.level(m)) is not None]
+        return max((level for level in levels if level < len(self.blocks) - 1), default=-1)
 
     def level(self, message: Message) -> int | None:
         """Returns the innermost block that ends with goals left, if the message says so."""
@@ -313,89 +314,165 @@ def draft_probe(code: str, holes: Sequence[Hole], forms: Mapping[int, Form]) -> 
     return draft
 
 
-def draft_trial(
-    recipe: Recipe,
-    tactic: Tactic,
-    probes: Mapping[int, Form] | None = None,
-    stand_in: str = "",
-    outside: Sequence[int] = (),
-) -> Draft:
+def draft_trial(recipe: Recipe, tactic: Tactic, probes: Mapping[int, Form] | None = None) -> Draft:
     """Drafts the source of a state with a tactic in its hole, after those that led there.
 
     Args:
         probes: the forms of those of the tactic's own holes that get an empty block.
-        stand_in: how the names of axioms of ours for all other holes begin, so that an audit can
-            tell them from those that the tactic itself leaves open. The tactics then stand in a
-            second bracket, since a tactic that leaves its block could prove by these axioms.
-        outside: how many goals it also ends in each of the blocks around, outermost first.
     """
-    levels: list[list[Tactic]] = [[]]
-    for each in recipe.tactics:
-        levels[-1].append(each)
-        if each.opened is not None:
+    return _draft(structs.replace(recipe, tactics=(*recipe.tactics, tactic)), probes=probes or {})
+
+
+class Claim(NamedTuple):
+    """What has to hold of a text with a step.
+
+    Attributes:
+        opened: the text with a hole that is open, which says what the hole states. It has the same
+            markers; "" is the source without any.
+        marks: the hole that is proved, and the open ones that may state nothing else than before.
+            None has the whole text verified against the other.
+    """
+
+    opened: str
+    marks: Marks | None
+
+
+def draft_claims(recipe: Recipe, tactic: Tactic, level: int) -> tuple[Draft, list[Claim]]:
+    """Drafts a text in which a tactic closes a hole beside others, with a marker around each hole,
+    and around what else a tactic leaves. Returns it with what has to hold of it, the innermost hole
+    first.
+
+    A hole in a hole of a tactic is judged with those around it, since nobody has judged that tactic
+    yet. One around a block with goals left is judged with what closes these. Whatever is left has
+    to state what it stated.
+
+    Args:
+        level: of the innermost block with goals left; -1 if there is none.
+    """
+    whole = structs.replace(recipe, tactics=(*recipe.tactics, tactic))
+    base = _base(whole)
+    of_source, *of_tactics = _markers(base, recipe)
+    inner = [
+        "" if each.opened is None else names[each.opened]
+        for each, names in zip(recipe.tactics, of_tactics, strict=True)
+    ]
+    filled = [of_source[recipe.opened], *filter(None, inner)]
+    left = [[each for each in names if each not in filled] for names in (of_source, *of_tactics)]
+    rest = [_rest(base, depth) for depth in range(len(filled))]
+
+    def claim(tactics: int, hole: str, compared: Sequence[str]) -> Claim:
+        opened = structs.replace(recipe, tactics=recipe.tactics[:tactics])
+        around, inside = [*chain(rest, *left[: tactics + 1])], [*chain(*left[tactics + 1 :])]
+        marks = Marks(hole, tactics > 0, filled, inside, around, compared, f"{base}open")
+        return Claim(_draft(opened, base, is_open=True).text, marks)
+
+    claims = [claim(0, filled[0] if level < 0 else "", left[0])]
+    depth = 0
+    for number, (hole, others) in enumerate(zip(inner, left[1:], strict=True), 1):
+        if hole:
+            claims.append(claim(number, hole if level <= depth else "", [*others, rest[depth]]))
+            depth += 1
+        elif others:
+            claims.append(claim(number, "", others))
+    return _draft(whole, base), claims[::-1]
+
+
+def _draft(
+    recipe: Recipe,
+    base: str = "",
+    *,
+    probes: Mapping[int, Form] | None = None,
+    is_open: bool = False,
+) -> Draft:
+    """Drafts the source of a state.
+
+    Args:
+        base: how the names of the markers begin that stand around all holes; "" for none.
+        probes: if the last tactic is on trial, the forms of those of its holes that get an empty
+            block.
+        is_open: whether the holes of the last tactic are open, or the source's without tactics.
+    """
+    is_marked = bool(base)
+    of_source, *of_tactics = _markers(base, recipe)
+    trial = None if is_open else recipe.tactics[-1]
+    levels: list[list[tuple[int, Tactic]]] = [[]]
+    for number, each in enumerate(recipe.tactics):
+        is_last = number == len(recipe.tactics) - 1
+        levels[-1].append((number, each))
+        if each.opened is not None and not (is_open and is_last):
             levels.append([])
-    levels[-1].append(tactic)
     draft = Draft()
-    numbers = count()
-
-    def other(hole: Hole, end: str = "") -> None:
-        if not stand_in or hole.form == "unknown":
-            draft.add(_SORRY)
-        else:
-            proof = f"({stand_in}{end or next(numbers)} _)"
-            draft.add(proof if hole.form == "term" else f"exact {proof}")
-
-    opening, closing = _INNER if stand_in else ("", "")
 
     def write(level: int) -> None:
-        draft.add(opening)
-        for place, each in enumerate(levels[level]):
+        for place, (number, each) in enumerate(levels[level]):
             draft.add("\n;\n" if place else "\n")
-            if each is tactic:
+            if each is trial:
                 draft.trial = draft.fill(
-                    each.text, each.holes, lambda number, _: _probe(draft, number, probes or {})
+                    each.text, each.holes, lambda hole, _: _probe(draft, hole, probes or {})
                 )
             else:
-                fill_holes(each.text, each.holes, each.opened, level + 1)
-        if level < len(outside):
-            for place in range(outside[level]):
-                draft.add("\n;\n")
-                # Holes keep their numbers, whatever is left here.
-                other(Hole(0, "tactic"), f"{level}_{place}")
-        draft.add(f"\n{closing}")
+                is_last = number == len(recipe.tactics) - 1
+                opened = None if is_open and is_last else each.opened
+                fill_holes(each.text, each.holes, opened, level + 1, of_tactics[number])
+        if is_marked and (is_open or level < len(levels) - 1):
+            draft.add(f"\n;\nall_goals exact @{_rest(base, level)} _ (@{base}open _)")
+        draft.add("\n")
 
-    def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:
+    def fill_holes(
+        text: str,
+        holes: Sequence[Hole],
+        opened: int | None,
+        level: int,
+        markers: Sequence[str],
+    ) -> None:
         def fill(number: int, hole: Hole) -> None:
-            if number != opened:
-                other(hole)
-                return
-            draft.blocks.insert(0, draft.add_block(hole.form, lambda: write(level)))
+            marker = markers[number] if is_marked else ""
+            if number == opened:
+                block = draft.add_block(hole.form, lambda: write(level), marker)
+                draft.blocks.insert(0, block)
+            elif is_marked and hole.form != "unknown":
+                draft.add_block(hole.form, lambda: draft.add(f"exact @{base}open _"), marker)
+            else:
+                draft.add(_SORRY)
 
         draft.fill(text, holes, fill)
 
     code, holes = recipe.source.code, recipe.source.holes
-    if stand_in:
-        end = split_header(code).end_offset
-        ends = [f"{level}_{place}" for level, left in enumerate(outside) for place in range(left)]
-        ends += map(str, range(_count_others(recipe)))
-        draft.stand_ins += [stand_in + each for each in ends]
-        axioms = "".join(map(_STAND_IN.format, draft.stand_ins))
-        draft.add(code[:end] + ("\n" if end else "") + axioms)
+    if is_marked:
+        header = split_header(code)
+        end = header.end_offset
+        draft.add(code[:end] + ("\n" if end else ""))
+        public = "public " if header.is_module else ""
+        rest = (_rest(base, level) for level in range(len(levels)))
+        for name in chain(of_source, *of_tactics, rest):
+            draft.add(_AXIOM.format(public, name, "(a : α) "))
+        draft.add(_AXIOM.format(public, f"{base}open", ""))
         code = code[end:]
         holes = tuple(structs.replace(hole, offset=hole.offset - end) for hole in holes)
-    fill_holes(code, holes, recipe.opened, 0)
+    # Without tactics all holes are open, and the text is one for all of them.
+    opened = recipe.opened if recipe.tactics else None
+    fill_holes(code, holes, opened, 0, of_source)
     return draft
 
 
-def _count_others(recipe: Recipe) -> int:
-    """Returns how many holes of a recipe stay open and can be opened."""
-    texts: list[tuple[Sequence[Hole], int | None]] = [(recipe.source.holes, recipe.opened)]
-    texts += [(each.holes, each.opened) for each in recipe.tactics]
-    return sum(
-        number != opened and hole.form != "unknown"
-        for holes, opened in texts
-        for number, hole in enumerate(holes)
-    )
+def _markers(base: str, recipe: Recipe) -> list[list[str]]:
+    """Returns the names of the markers around the holes of a source, then of each tactic."""
+    holes = {f"{base}_": recipe.source.holes}
+    holes |= {f"{base}{number}_": each.holes for number, each in enumerate(recipe.tactics)}
+    return [[f"{begin}{n}" for n in range(len(each))] for begin, each in holes.items()]
+
+
+def _rest(base: str, depth: int) -> str:
+    """Returns the name of the marker around what tactics leave of the goals in a block that lies in
+    so many others."""
+    return f"{base}rest{depth}"
+
+
+def _base(recipe: Recipe) -> str:
+    """Returns a name that neither the source nor a tactic uses, nor any that begins with it."""
+    texts = [recipe.source.code, *(tactic.text for tactic in recipe.tactics)]
+    names = (f"{_MARKER_NAME}{'_' * number}" for number in count())
+    return next(name for name in names if not any(name in text for text in texts))
 
 
 def _probe(draft: Draft, number: int, forms: Mapping[int, Form]) -> None:

@@ -52,12 +52,12 @@ class Move:
             elsewhere = [message for message in elsewhere if message.text.startswith("leanq: ")]
         return (*told, *elsewhere)
 
-    def closed(self, draft: Draft, checked: Reply) -> Reply:
-        """Returns the check of the whole text as the reply to a tactic that left nothing to
-        prove."""
-        axioms = checked.axioms and tuple(
-            sorted({"sorryAx" if name in draft.stand_ins else name for name in checked.axioms})
-        )
+    def closed(self, draft: Draft, checked: Reply, *, is_whole: bool) -> Reply:
+        """Returns the judgement as the reply to a tactic that left nothing to prove."""
+        axioms = checked.axioms
+        if not is_whole and checked.verdict == "accepted":
+            # The other holes are open.
+            axioms = tuple(sorted({"sorryAx", *(axioms or ())}))
         messages = self.told(draft, checked.messages)
         if checked.verdict == "incomplete" and not messages:
             why = "leanq: the proof, or what stands before it, rests on sorryAx"

@@ -1,46 +1,37 @@
 """Goals and steps: what is left to prove in the holes of a text, and the effect of a tactic.
 
 Lean reads the text with the tactics in the hole from the start (see :mod:`leanq.lean.steps.holes`),
-and says what is left. A tactic that leaves nothing has closed this hole. Then the whole text is
-checked as any other, with its audit and from the start, so that nothing made by a candidate's own
-code takes part.
+and says what is left. A tactic that leaves nothing has closed this hole. The text is then compiled
+and judged from the start, so that nothing made by a candidate's own code takes part.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
-from leanq.lean.check import Auditor, Compilation
+from leanq.lean.check import Auditor, Compilation, Target
 from leanq.lean.diagnostics import noted
 from leanq.lean.prefixes import Prefixes
-from leanq.lean.process import Lean, Run, Slot, limits_of
+from leanq.lean.process import Lean, Run, Slot
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
-from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
+from leanq.lean.steps.holes import (
+    Claim,
+    Draft,
+    draft_claims,
+    draft_probe,
+    draft_trial,
+    find_holes,
+    read_goals,
+)
 from leanq.lean.steps.moves import Move, left_open, outcome_apart
-from leanq.lean.targets import Targets, named_as_in_source
+from leanq.lean.targets import Targets, UncompiledError, named_as_in_source
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
-
-_UNFILLED = "exact sorry"
-# Lean prints all that a tactic sees, as it is. A text can set such options as well.
-_OPTION = re.compile(r"\bpp\b")
-_RAW = tuple(
-    f"-Dweak.pp.{each}=true"
-    for each in ("raw", "auxDecls", "implementationDetailHyps", "showLetValues")
-)
-# A goal can stand for what has closed it. Only `?_` is a new one.
-_NAMED_GOAL = re.compile(r"\?(?!_(?:[\s,;:()\[\]{}⟨⟩]|\Z))")
-# Lean hides what has closed a goal under variables, while that waits for another goal: it prints a
-# goal that is applied to them. An argument stands behind a name or a bracket.
-_HIDDEN = re.compile(r"(?:^|\(|[^\w)}'\"] |\[mdata [^?]*)\?[\w.]+ ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -68,10 +59,13 @@ class Trials:
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
         return await keep_opened(code, seen, self.lean.environment.fingerprint, states)
 
-    async def step(self, move: Move, request: Request, states: States) -> Reply:
-        """Tries the tactic of a request on a state. Raises QueueFullError if there is no room to
-        keep the next state."""
-        reply = await _Step(self, move, request, states).run()
+    async def step(
+        self, move: Move, request: Request, states: States, *, trusts: bool = False
+    ) -> Reply:
+        """Tries the tactic of a request on a state. With ``trusts``, Lean's word that it leaves
+        nothing stands unjudged. Raises QueueFullError if there is no room to keep the next
+        state."""
+        reply = await _Step(self, move, request, states, trusts).run()
         warm = self.prefixes.holds(move.recipe.snapshot_key)
         return structs.replace(reply, fingerprint=self.lean.environment.fingerprint, warm=warm)
 
@@ -84,6 +78,7 @@ class _Step:
     move: Move
     request: Request
     states: States
+    trusts: bool
 
     async def run(self) -> Reply:
         move = self.move
@@ -92,7 +87,7 @@ class _Step:
             run = await self._try(slot, draft)
             outcome = outcome_apart(draft, run.outcome)
             left = [m for m in outcome.messages if draft.is_left(m)]
-            *outside, _ = draft.left_over(outcome.messages)
+            level = draft.level_around(outcome.messages)
             messages = move.told(draft, outcome.messages)
             reply = structs.replace(outcome, messages=messages, way=run.way)
             if outcome.verdict not in ("accepted", "incomplete"):
@@ -100,7 +95,10 @@ class _Step:
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
                 return await self._go_on(slot, left_open(reply), goals)
-        return await self._close(reply, outside)
+        if self.trusts:
+            text = "Lean says that nothing is left, and no judge has looked at it (--trust-steps)"
+            return noted(reply, text, verdict="unjudged", reason="trusted_step")
+        return await self._close(reply, level)
 
     async def _try(self, slot: Slot, draft: Draft) -> Run:
         code, prefixes = self.move.recipe.source.code, self.trials.prefixes
@@ -134,94 +132,90 @@ class _Step:
             state, goals = first.state, () if first.goal is None else (first.goal,)
         return structs.replace(reply, state=state, goals=goals, sorries=sorries)
 
-    async def _program(self) -> str | None:
-        """Returns the part of the source or of the tactics that runs programs, which could find the
-        stand-in and prove by it."""
+    async def _level_left(self) -> int:
+        """Returns the innermost block around the hole in which a step has left goals, and told so;
+        -1 if there is none. What Lean says of a block now, a tactic may have put there."""
         recipe = self.move.recipe
+        opening = [place for place, each in enumerate(recipe.tactics) if each.opened is not None]
+        for level, place in reversed([*enumerate(opening)]):
+            before = structs.replace(recipe, tactics=recipe.tactics[:place])
+            draft = draft_trial(before, recipe.tactics[place])
+            async with self.trials.lean.slot() as slot:
+                run = await self._try(slot, draft)
+            if any(map(draft.is_left, run.outcome.messages)):
+                return level
+        return -1
+
+    async def _program(self) -> str | None:
+        """Returns what lets a text run programs in which a tactic has opened holes. It could state
+        other things in each of them."""
+        recipe = self.move.recipe
+        if self.request.trust_programs or not any(tactic.holes for tactic in recipe.tactics):
+            return None
         tactics = [tactic.text for tactic in (*recipe.tactics, self.move.tactic)]
         return await self.trials.auditor.runs_programs("\n".join([recipe.source.code, *tactics]))
 
-    async def _without_tactic(self, stand_in: str) -> tuple[Draft, Draft]:
-        """Drafts the text with the tactic's own hole open, and a stand-in for all others; and the
-        same with a tactic that shows the hole's goals."""
-        recipe, unfilled = self.move.recipe, Tactic(_UNFILLED)
-        draft = draft_trial(recipe, unfilled)
-        outside: Sequence[int] = ()
-        if recipe.tactics:
-            # The tactic may have closed all of these goals.
-            async with self.trials.lean.slot() as slot:
-                run = await self._try(slot, draft)
-            *outside, others = draft.left_over(run.outcome.messages)
-            unfilled = Tactic("\n;\n".join([_UNFILLED] * (1 + others)))
-        opened = draft_trial(recipe, unfilled, stand_in=stand_in, outside=outside)
-        return opened, draft_trial(recipe, Tactic("skip"), stand_in=stand_in, outside=outside)
+    async def _close(self, reply: Reply, level: int) -> Reply:
+        """Nothing is left in the hole. Verifies the whole text against its source, or else what the
+        hole holds against what it stated when it was opened.
 
-    async def _unseen(self, draft: Draft, stand_in: str) -> list[str]:
-        """Returns the ends of the names of those stand-ins that no tactic in the hole can see.
-
-        Lean's view of the hole's goals is whole and has none of them, and the tactic names no goal.
+        Args:
+            level: of the innermost block with goals left; -1 if there is none.
         """
-        move = self.move
-        if _OPTION.search(draft.text) or _NAMED_GOAL.search(move.tactic.text):
-            return []
-        limits = limits_of(self.request)
-        async with self.trials.lean.slot() as slot:
-            run = await self.trials.lean.run(slot, draft.text, limits, options=_RAW, compile_=False)
-        outcome = outcome_apart(draft, run.outcome)
-        goals = "".join(m.text for m in outcome.messages if draft.is_left(m))
-        if outcome.verdict != "incomplete" or not goals or _HIDDEN.search(goals):
-            return []
-        return [name.removeprefix(stand_in) for name in draft.stand_ins if name not in goals]
-
-    async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
-        """Nothing is left. Verifies the whole text against its source, so that the tactics have
-        changed nothing but the contents of the holes."""
         started = time.monotonic()
-        move = self.move
-        # No library search offers such a name, and no tactic can know it.
-        others = not move.is_whole or any(outside)
-        stand_in = f"_leanq_{secrets.token_hex(8)}_" if others else ""
-        draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
-        allowed = (*self.request.allow_axioms, *draft.stand_ins)
-        trusted = self.request.trust_programs or not stand_in
-        word = None if trusted else await self._program()
-        if word is not None:
+        move, trials, source = self.move, self.trials, self.move.recipe.source.code
+        is_whole = move.is_whole and level < 0
+        if level >= 0:
+            level = await self._level_left()
+        if not is_whole and (word := await self._program()) is not None:
             return _unverified(reply, word)
-        request = structs.replace(self.request, allow_axioms=allowed)
-        source = move.recipe.source.code
-        stand_ins: tuple[str, ...] = ()
-        shown: Draft | None = None
-        stated = source
-        if stand_in:
-            stand_ins = (f"_leanq_{move.state[:16]}_", stand_in)
-            opened, shown = await self._without_tactic(stand_ins[0])
-            stated = opened.text
-        target, salt = await self.trials.targets.of_source(source, draft.text, self.request, stated)
-        target = replace(target, stand_ins=stand_ins)
+        if is_whole:
+            draft, claims = draft_trial(move.recipe, move.tactic), [Claim("", None)]
+        else:
+            draft, claims = draft_claims(move.recipe, move.tactic, level)
+        targets = list[Target]()
+        for claim in claims:
+            try:
+                target, salt = await trials.targets.of_source(
+                    source, draft.text, self.request, claim.opened, claim.marks
+                )
+            except UncompiledError as error:
+                if claim.marks is None:
+                    raise
+                return _unmarked(reply, error.why)
+            targets.append(target)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
-
-        compilation = Compilation(self.trials.lean, request, text, target=target, options=options)
-        async with self.trials.lean.slot() as slot:
-            compiled = await compilation.compile(slot)
-        checked = await compilation.judge(self.trials.auditor, compiled)
-        if shown and {failure.rule for failure in checked.failed} == {"hole_uses_hole"}:
-            # Recursion moves variables, and what other holes are about can depend on the tactic.
-            unseen = await self._unseen(shown, stand_ins[0])
-            if unseen:
-                target = replace(target, unseen=unseen)
-                checked = await compilation.judge(self.trials.auditor, compiled, target)
-        checked = structs.replace(checked, theorems=())
+        compilation = Compilation(
+            trials.lean, self.request, text, target=targets[0], options=options
+        )
+        async with trials.lean.slot() as slot:
+            checked = await compilation.compile(slot)
+        axioms = set[str]()
+        for target in targets:
+            compilation.target = target
+            checked = await compilation.judge(trials.auditor, checked)
+            axioms |= {*(checked.axioms or ())}
+        known = None if checked.axioms is None else (*sorted(axioms),)
+        checked = structs.replace(checked, theorems=(), axioms=known)
         return structs.replace(
-            move.closed(draft, checked),
+            move.closed(draft, checked, is_whole=is_whole),
             cpu_s=reply.cpu_s + checked.cpu_s,
             audit_s=time.monotonic() - started,
             way=reply.way,
         )
 
 
+def _unmarked(reply: Reply, why: str) -> Reply:
+    text = (
+        "nothing is left to prove here, but the text does not compile with a marker around each "
+        f"hole, so this one cannot be judged beside others; close these first. Lean says: {why}"
+    )
+    return noted(reply, text, "error", verdict="rejected", reason="hole_open")
+
+
 def _unverified(reply: Reply, word: str) -> Reply:
     text = (
-        f"nothing is left to prove here, but {word!r} lets the text run programs while "
-        "other goals are open, so leanq cannot vouch for it"
+        f"nothing is left to prove here, but {word!r} lets the text run programs, and a tactic has "
+        "holes of its own, so leanq cannot vouch for it; check the text with the tactics instead"
     )
     return noted(reply, text, verdict="unverified", reason="runs_programs")

@@ -16,7 +16,7 @@ from support.lean.sites import Site, check
 
 from leanq.errors import SandboxError
 from leanq.lean.audit.evaluators import evaluators, scan
-from leanq.lean.audit.programs import Evaluators
+from leanq.lean.audit.library_syntax import Evaluators
 from leanq.lean.environment import Environment, open_environment
 
 # What Lean's own library brings, by the names that its functions have.
@@ -29,6 +29,7 @@ namespace Lean
 def IO.RealWorld : Type := Unit
 opaque Meta.evalExpr : Nat → Nat
 opaque Syntax.atom : Nat → String → Macro.Result
+opaque Syntax.node1 : Nat → Name → Macro.Result → Macro.Result
 structure AttributeImplCore where
   ref : Name
   name : Name
@@ -59,7 +60,13 @@ syntax (name := harmless) "harmless " term : tactic
 syntax (name := expanded) optional("perhaps ") " at " "expanded_tac" : tactic
 @[macro expanded] def expand : Macro := fun _ _ _ => Syntax.atom 1 "run_tac"
 syntax (name := twiceExpanded) "twice " : term
-@[macro twiceExpanded] def expandTwice : Macro := fun _ _ _ => Syntax.atom 1 "expanded_tac"
+@[macro twiceExpanded] def expandTwice : Macro := fun _ _ _ =>
+  Syntax.node1 1 `expanded (Syntax.atom 1 "expanded_tac")
+syntax (name := applied) "applied " "(" &"config" " := " term ")" term : tactic
+@[tactic applied] def evalApplied : Tactic := fun _ _ _ => cond (Nat.beq (stringOf 1) 1) .none .none
+syntax (name := usesAWord) "uses " term : tactic
+@[macro usesAWord] def expandUsesAWord : Macro := fun _ _ _ =>
+  Syntax.node1 1 `Lean.Parser.Tactic.apply (Syntax.atom 1 "applied")
 syntax (name := sign) "⊞" term : term
 @[macro sign] def expandSign : Macro := fun _ _ _ => Syntax.atom 1 "run_tac"
 syntax (name := bracket) "(" "[" term : term
@@ -88,6 +95,11 @@ attribute [init] initLabel
 """
 
 
+# Terms that could be such tactics by their words.
+NAMED_AS_A_TACTIC = "def f (trace : Nat → Nat) (x : Nat) : Nat := (trace x)"
+CONFIGURED = "def configured! (speed : Bool) : Bool := speed\ndef g (f : Bool) : Bool :="
+
+
 @pytest.fixture(scope="module")
 def lean(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Lean:
     return Lean(core, tmp_path_factory.mktemp("lean"))
@@ -107,13 +119,14 @@ def library(lean: Lean, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_words_are_those_of_syntax_that_evaluates(library: Path) -> None:
     assert scan((library / "nowhere", library)) == Evaluators(
         words={
-            "expanded_tac": "tactic expanded (Own)",
-            "trace": "tactic traced (Own)",
+            "applied ( config := … ) …": "tactic applied (Own)",
+            "trace …": "tactic traced (Own)",
             "twice": "term twiceExpanded (Own)",
-            "⊞": "term sign (Own)",
+            "… at expanded_tac": "tactic expanded (Own)",
+            "⊞ …": "term sign (Own)",
         },
         attributes={"rules": "Rules"},
-        heads=["configured!"],
+        heads=["applied", "configured!"],
         fields=["depth", "speed"],
         wordless=["term bracket (Own)"],
     )
@@ -135,7 +148,7 @@ def test_modules_are_those_that_lean_finds(lean: Lean, library: Path, tmp_path: 
     other.mkdir()
     path = lean.compile("prelude\nimport Helpers\n", name="Own", folder=other)
     assert scan((library, other)) == found
-    assert "trace" not in scan((other, library)).words
+    assert "trace …" not in scan((other, library)).words
     inner = tmp_path / "inner"
     (inner / "Deep").mkdir(parents=True)
     for each in ("Base", "Helpers"):
@@ -143,7 +156,7 @@ def test_modules_are_those_that_lean_finds(lean: Lean, library: Path, tmp_path: 
     (tmp_path / "elsewhere").mkdir()
     path = lean.compile(OWN, name="Own", folder=tmp_path / "elsewhere")
     (inner / "Deep" / "More").symlink_to(path.parent)
-    assert scan((inner,)).words["trace"] == "tactic traced (Deep.More.Own)"
+    assert scan((inner,)).words["trace …"] == "tactic traced (Deep.More.Own)"
 
 
 @pytest.mark.slow
@@ -154,7 +167,7 @@ def test_a_library_named_core_is_not_leanqs_own(library: Path, cache: Path, tmp_
         path = folder / f"{place}.olean"
         path.symlink_to(library / path.name)
     environment = open_environment("core", folder, cache=cache, environ={})
-    assert "trace" in evaluators(environment).words
+    assert "trace …" in evaluators(environment).words
 
 
 def test_a_library_named_as_one_of_leans_own_is_looked_into(
@@ -164,7 +177,7 @@ def test_a_library_named_as_one_of_leans_own_is_looked_into(
         (tmp_path / f"{name}.olean").symlink_to(library / f"{name}.olean")
     compiled = lean.compile(OWN, name="Lake")
     (tmp_path / "Lake.olean").write_bytes(compiled.read_bytes())
-    assert scan((tmp_path,)).words["trace"] == "tactic traced (Lake)"
+    assert scan((tmp_path,)).words["trace …"] == "tactic traced (Lake)"
     (tmp_path / "Init.olean").symlink_to(library / "Base.olean")
     assert scan((tmp_path,)).words == {}
 
@@ -181,11 +194,11 @@ def test_what_was_found_in_files_that_changed_is_not_kept(
     environment = open_environment("own", folder, cache=cache, environ={})
     whole = own.read_bytes()
     lean.compile("prelude\nimport Helpers\n", name="Own", folder=folder)
-    assert "trace" not in evaluators(environment).words
+    assert "trace …" not in evaluators(environment).words
     own.write_bytes(whole)
     again = open_environment("own", folder, cache=cache, environ={})
     assert again.fingerprint == environment.fingerprint
-    assert "trace" in evaluators(again).words
+    assert "trace …" in evaluators(again).words
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,7 +226,13 @@ def test_what_was_found_is_kept_under_the_fingerprint(
     opened = open_environment("own", library, cache=cache, environ={})
     environment = replace(opened, cache=tmp_path)
     found = evaluators(environment)
-    assert found.words.keys() == {"expanded_tac", "trace", "twice", "⊞"}
+    assert found.words.keys() == {
+        "applied ( config := … ) …",
+        "trace …",
+        "twice",
+        "… at expanded_tac",
+        "⊞ …",
+    }
     [kept] = (environment.cache / "evaluators").iterdir()
     assert kept.name.startswith(environment.fingerprint)
     assert json.loads(kept.read_bytes().partition(b"\n")[2])["attributes"] == {"rules": "Rules"}
@@ -232,7 +251,7 @@ def test_a_library_in_leans_own_folder_is_looked_into(
     (folder / "Init.olean").symlink_to(library / "Base.olean")
     toolchain = replace(core.toolchain, source="option", prefix=tmp_path)
     found = evaluators(replace(core, toolchain=toolchain, search_path=(), cache=tmp_path))
-    assert ("trace" in found.words, found.unseen) == (True, {})
+    assert ("trace …" in found.words, found.unseen) == (True, {})
 
 
 @pytest.mark.slow
@@ -253,7 +272,7 @@ def test_a_scan_that_is_ended_from_outside_tells_nothing_of_the_libraries(
         with pytest.raises(SandboxError, match="came to no end"):
             evaluators(environment)
     found = evaluators(environment)
-    assert (found.unseen, "trace" in found.words) == ({}, True)
+    assert (found.unseen, "trace …" in found.words) == ({}, True)
 
 
 @pytest.mark.slow
@@ -265,7 +284,7 @@ async def test_no_hidden_module_tells_what_a_text_may_do(
     lean.compile(source, name="Own", folder=tmp_path)
     environment = with_folders(core, (library, tmp_path, *core.search_path))
     driver = await site.driver(environment)
-    code = "prelude\nimport Own\n-- trace x\ntheorem t : True := own\n"
+    code = f"prelude\nimport Own\n{NAMED_AS_A_TACTIC}\ntheorem t : True := own\n"
     reply = await driver.run(check(code))
     assert reply.verdict == "unverified", reply.messages
 
@@ -276,12 +295,16 @@ async def test_a_text_with_such_a_word_is_unverified(
 ) -> None:
     driver = await site.driver(open_environment("own", library, cache=cache, environ={}))
     for text, verdict in (
-        ("-- trace x", "unverified"),
-        ("-- traced x, and A.trace", "accepted"),
-        ("-- @[rules] x", "unverified"),
-        ("-- configured! (speed := f)", "unverified"),
-        ("-- configured! (speed := true)", "accepted"),
-        ("-- harmless x", "accepted"),
+        (NAMED_AS_A_TACTIC, "unverified"),
+        ("-- trace x", "accepted"),
+        ("-- @[rules] x", "accepted"),
+        (f"{CONFIGURED} configured! (speed := f)", "unverified"),
+        (f"{CONFIGURED} configured! (speed := true)", "accepted"),
+        ("-- configured! (speed := f)", "accepted"),
+        ("def f (harmless : Nat → Nat) (x : Nat) : Nat := (harmless x)", "accepted"),
+        ("def trace : Prop := True", "accepted"),
+        ("def named (trace : Prop) : Prop := trace", "accepted"),
+        ("def d.trace : Prop := True", "accepted"),
     ):
         code = f"prelude\nimport Own\n{text}\ntheorem t : True := own\n"
         reply = await driver.run(check(code))

@@ -42,7 +42,7 @@ def double (n : Nat) : Nat := n + n
 theorem doubled : double 3 = 6 := rfl
 """
 OTHER = OWN.replace("n + n", "n + n + 0")
-# Statements about its own instance are read again by Lean, which needs threads.
+# Its statements are printed with all arguments, or with notation that hides an instance.
 INSTANCE = f"""{PRELUDE}
 @[instance] def mine : LE Nat := ⟨fun _ _ => True⟩
 theorem below (n : Nat) : 5 ≤ n := True.intro
@@ -88,8 +88,7 @@ def verifying(target: Sequence[bytes], candidate: Sequence[bytes]) -> Ask:
         "holes": (),
         "allowed": (),
         "is_whole": True,
-        "stand_ins": (),
-        "unseen": (),
+        "unfilled": "",
     }
     return lambda judges, tenant: judges.ask(
         split_header(PRELUDE), [target, candidate], {**order, "tenant": tenant}, LIMITS
@@ -196,7 +195,6 @@ async def test_only_clean_files_of_one_tenant_follow_one_another(
     bobs = await fork_behind(swap, "bob")
     assert bobs not in (0, alices)
     assert await fork_behind(files["damaged"], "bob") == 0
-    assert await fork_behind(files["instance"], "bob") == 0
     assert await fork_behind(swap, "") != 0
     assert await fork_behind(swap, None) == 0
     seen = [await fork_behind(swap, "alice") for _ in range(2 * MOST_FILES)]
@@ -210,13 +208,13 @@ async def test_a_fork_that_dies_between_two_files_costs_neither(
     judges: Judges, files: dict[str, Ask], forks: Forks
 ) -> None:
     await files["swap"](judges, "alice")
-    started = COUNTS["leanq_lean_starts_total", "repl"]
+    started = COUNTS["leanq_lean_starts_total", "server"]
     [fork] = forks()
     os.kill(fork, signal.SIGKILL)
     await eventually(lambda: state(fork) == "Z")
     found = await files["own"](judges, "alice")
     assert (found.proved, found.statements) == (True, ("double 3 = 6",))
-    assert COUNTS["leanq_lean_starts_total", "repl"] == started
+    assert COUNTS["leanq_lean_starts_total", "server"] == started
 
 
 def state(pid: int) -> str:

@@ -248,13 +248,13 @@ async def test_a_judgement_that_runs_out_is_lost_alone(
     own = "prelude\naxiom a : Prop\n"
     file = read_parts(lean.compile(own, name="Own"))
     assert (await judged(judges, file, own)).proved
-    started = COUNTS["leanq_lean_starts_total", "repl"]
+    started = COUNTS["leanq_lean_starts_total", "server"]
     found = await judges.judge(split_header("prelude\n"), [large], ("a", "b"), small)
     assert (found.proved, found.rule) == (False, "")
     assert found.limit == f"it takes more than {said}"
     # The same process serves on.
     assert (await judged(judges, file, own)).proved
-    assert COUNTS["leanq_lean_starts_total", "repl"] == started
+    assert COUNTS["leanq_lean_starts_total", "server"] == started
 
 
 async def test_another_lean_is_not_judged_without_the_wheel(
@@ -434,15 +434,15 @@ async def test_a_self_test_that_the_machine_has_ended_is_run_again(
 @pytest.mark.slow
 async def test_an_example_rests_on_what_bears_the_endings_name(judges: Judges, lean: Lean) -> None:
     plain = lean.compile(f"{PRELUDE}axiom none.here : Prop\n").read_bytes()
-    text = f"{PRELUDE}axiom none.here : False\ndef _example : False := none.here\n"
+    text = f"{PRELUDE}axiom none.here : False\ndef _named : False := none.here\n"
     named = lean.compile(text).read_bytes()
-    [(_, start)] = [each for name, each in places(Image([named])).items() if name == ("_example",)]
+    [(_, start)] = [each for name, each in places(Image([named])).items() if name == ("_named",)]
     order = {
         "op": "examples",
         "ending": ("none", "here"),
-        "names": ["_example"],
+        "notes": ["_example"],
+        "names": ["_named"],
         "places": [start[:2]],
-        "probe_name": "probe",
     }
     found = await judges.ask(split_header(PRELUDE), [[plain], [named]], order, LIMITS)
     assert (found.proved, found.ended, found.text) == (True, True, "")

@@ -133,8 +133,7 @@ async def verified(judges: Judges, lean: Lean, code: str, target: str) -> Judgem
         "theorems": [],
         "holes": [],
         "is_whole": False,
-        "stand_ins": [],
-        "unseen": [],
+        "unfilled": "",
         "allowed": [],
     }
     files = parts(lean, target, "Target"), parts(lean, code)

@@ -886,7 +886,7 @@ async def test_types_in_the_layout_of_an_old_lean_are_compared(
         for name, text in (("Stated", target), ("Given", code))
     )
     order = {"ending": ("", ""), "target_ending": ("", ""), "theorems": [], "holes": []}
-    order |= {"is_whole": False, "stand_ins": [], "unseen": [], "allowed": [], "op": "verify"}
+    order |= {"is_whole": False, "unfilled": "", "allowed": [], "op": "verify"}
     limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
     judges = Judges(other, slots=1, prints=False)
     try:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from support.lean.images import Lean
-from support.lean.statements import OWN, PROPOSITIONS, UNUSED, check_what_is_printed
 
 from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
@@ -18,8 +14,6 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
 PRELUDE = "prelude\nimport Core\n"
-# What Lean reads as the library's order, whatever instances a text has.
-LIBRARYS = "@LE.le Nat instLENat n n"
 LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
 
 
@@ -84,103 +78,50 @@ async def test_statements_that_were_not_asked_for_are_not_printed(
         assert found.statements == (printed if asked else (None, None))
 
 
-async def test_levels_that_no_argument_tells_are_shown(judges: Judges, lean: Lean) -> None:
-    code = f"""{PRELUDE}
-def Of.{{u, v}} (α : Sort (max (max 1 u) v)) : Prop := True
-theorem a : Of.{{1, 0}} Nat := True.intro
-theorem b : Of.{{0, 1}} Nat := True.intro
-"""
-    assert await stated(judges, lean, code) == {"a": "Of.{1, 0} Nat", "b": "Of.{0, 1} Nat"}
+# A declaration of the text in an argument that Lean leaves out.
+HIDDEN = {
+    "instance always : LE Nat := ⟨fun _ _ => True⟩\ntheorem t (n : Nat) : n ≤ 3 := True.intro": (
+        "@LE.le Nat always n "
+    ),
+    # Where a variable has the name, Lean says whose name it is.
+    "instance always : LE Nat := ⟨fun _ _ => True⟩\n"
+    "theorem t (always : Nat) : always ≤ 3 := True.intro": "@LE.le Nat _root_.always always ",
+    "private instance mine : LE Nat := ⟨fun _ _ => True⟩\n"
+    "theorem t (n : Nat) : n ≤ 3 := True.intro": "@LE.le Nat mine n ",
+    "@[instance_reducible] def five : OfNat Nat (nat_lit 5) := ⟨3⟩\n"
+    'theorem t : "five" = "five" → @OfNat.ofNat Nat (nat_lit 5) five = 3 := fun _ => rfl': (
+        "@OfNat.ofNat Nat (nat_lit 5) five"
+    ),
+    "def two : Nat := 2\ntheorem t (f : {n : Nat} → Prop) (h : @f two) : @f two := h": "@f two",
+    "def two : Nat := 2\ndef Hides := {n : Nat} → Prop\n"
+    "def hides : Hides := fun {n} => n = n\ntheorem t : @hides two := Eq.refl two": "@hides two",
+    "instance u : Add Nat := ⟨fun _ _ => 5⟩\n"
+    "theorem t : @id ([Add Nat] → Nat) (fun [Add Nat] => 2) u = 2 := rfl": (
+        "@id ([Add Nat] → Nat) (fun [Add Nat] => "
+    ),
+}
+SHOWN = {
+    "def two : Nat := 2\ntheorem t (n : Nat) : n ≤ two → n ≤ two := fun h => h": (
+        "∀ (n : Nat), n ≤ two → n ≤ two"
+    ),
+    "structure W where\n  n : Nat\ntheorem t (w : W) : w = w := rfl": "∀ (w : W), w = w",
+    "instance (priority := 50) last : LE Nat := ⟨fun _ _ => True⟩\n"
+    "theorem t (n : Nat) : n ≤ n := Nat.le_refl n": "∀ (n : Nat), n ≤ n",
+}
 
 
-@pytest.mark.slow
-async def test_what_the_text_puts_behind_notation_is_shown(judges: Judges, lean: Lean) -> None:
-    for binder in ("n", "always"):
-        code = f"""{PRELUDE}
-instance always : LE Nat := ⟨fun _ _ => True⟩
-theorem t ({binder} : Nat) : {binder} ≤ 3 := True.intro
-"""
-        statement = (await stated(judges, lean, code))["t"]
-        # Where a variable has the name, Lean says whose name it is.
-        instance = "always" if binder == "n" else "_root_.always"
-        assert f"@LE.le Nat {instance} {binder} " in statement
-    code = f"""{PRELUDE}
-@[instance_reducible] def five : OfNat Nat (nat_lit 5) := ⟨3⟩
-theorem t : "five" = "five" → @OfNat.ofNat Nat (nat_lit 5) five = 3 := fun _ => rfl
-"""
-    assert "@OfNat.ofNat Nat (nat_lit 5) five" in (await stated(judges, lean, code))["t"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variable", UNUSED)
-async def test_an_instance_beside_a_variable_is_shown(
-    judges: Judges, lean: Lean, variable: str
+@pytest.mark.parametrize("code", HIDDEN)
+async def test_what_the_text_puts_where_notation_hides_it_is_shown(
+    judges: Judges, lean: Lean, code: str
 ) -> None:
-    """Lean finds the variable where the text names the library's instance."""
-    code = f"""{PRELUDE}{OWN}
-theorem t (h : False) : ∀ {variable.format("Nat")}, @LE.le Nat instLENat 2 3 := h.elim
-theorem u (h : False) : ∀ {variable.format("W")} (p : Prop), p ∧ p → p := h.elim
-"""
-    found = await stated(judges, lean, code)
-    assert "@LE.le Nat instLENat " in found["t"]
-    assert found["u"].endswith("p ∧ p → p")
+    assert HIDDEN[code] in (await stated(judges, lean, PRELUDE + code))["t"]
 
 
-async def test_variables_that_change_no_instance_leave_the_notation(
-    judges: Judges, lean: Lean
+@pytest.mark.parametrize("code", SHOWN)
+async def test_a_statement_that_hides_nothing_of_the_texts_has_notation(
+    judges: Judges, lean: Lean, code: str
 ) -> None:
-    code = f"""{PRELUDE}
-def twice {{α : Type}} [Add α] (a : α) : α := a + a
-class Has (α : Type) where
-  one : α
-theorem t {{α : Type}} [LE α] [Add α] [Has α] (a b : α) : a ≤ twice b + Has.one →
-  a ≤ twice b + Has.one := fun h => h
-theorem u (w : Add Nat) (n : Nat) : n ≤ n := Nat.le_refl n
-"""
-    found = await stated(judges, lean, code)
-    sum_ = "a ≤ twice b + (Has.one : α)"
-    assert found["t"].endswith(f"{sum_} → {sum_}")
-    assert found["u"] == "∀ (w : Add Nat) (n : Nat), n ≤ n"
-
-
-async def test_a_number_is_shown_where_the_texts_default_is_another(
-    judges: Judges, lean: Lean
-) -> None:
-    code = f"""{PRELUDE}
-structure W where
-  n : Nat
-@[default_instance 2000] instance made (n : Nat) : OfNat W n := ⟨⟨n⟩⟩
-theorem t : (2 : Nat) = 2 := rfl
-"""
-    assert (await stated(judges, lean, code))["t"].startswith("@OfNat.ofNat Nat (nat_lit 2)")
-
-
-async def test_a_text_whose_instances_come_first_is_read_with_them(
-    judges: Judges, lean: Lean
-) -> None:
-    code = f"""{PRELUDE}
-instance (priority := 50) last : LE Nat := ⟨fun _ _ => True⟩
-theorem before (n : Nat) : n ≤ n := Nat.le_refl n
-"""
-    assert (await stated(judges, lean, code))["before"] == "∀ (n : Nat), n ≤ n"
-    shown = await stated(judges, lean, code.replace("50", "2000").replace("n ≤ n", LIBRARYS))
-    assert "@LE.le Nat instLENat n n" in shown["before"]
-
-
-async def test_private_and_scoped_instances_are_read_as_others(judges: Judges, lean: Lean) -> None:
-    code = f"""{PRELUDE}
-private instance (priority := 50) last : LE Nat := ⟨fun _ _ => True⟩
-theorem before (n : Nat) : n ≤ n := Nat.le_refl n
-theorem own (n : Nat) : @LE.le Nat last n 0 := True.intro
-namespace N
-scoped instance (priority := 50) : LE Nat := ⟨fun _ _ => True⟩
-end N
-"""
-    found = await stated(judges, lean, code)
-    assert found["before"] == "∀ (n : Nat), n ≤ n"
-    assert "@LE.le Nat last n 0" in found["own"]
-    shown = await stated(judges, lean, code.replace("50", "2000").replace("n ≤ n", LIBRARYS))
-    assert "@LE.le Nat instLENat n n" in shown["before"]
+    assert (await stated(judges, lean, PRELUDE + code))["t"] == SHOWN[code]
 
 
 @pytest.mark.slow
@@ -228,11 +169,3 @@ async def test_of_many_theorems_the_first_are_printed(judges: Judges, lean: Lean
     found = await judged(judges, lean, PRELUDE + many)
     assert found.theorems == tuple(f"t{i}" for i in range(30))
     assert found.statements == ("True",) * 20 + ("",) * 10
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])
-@given(st.lists(PROPOSITIONS, min_size=20, max_size=20))
-def test_what_is_printed_means_what_is_stated(lean: Lean, propositions: list[str]) -> None:
-    asyncio.run(check_what_is_printed(lean, PRELUDE, propositions))

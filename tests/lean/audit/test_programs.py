@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.lean.audit.programs import Evaluators, runs_programs
+from leanq.lean.audit.library_syntax import Evaluators
+from leanq.lean.audit.programs import runs_programs
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,7 +78,6 @@ RUNNING = [
     "example : x := by simp (maxSteps -- y\n := f)",
     "example : x := by simp («maxSteps» := f)",
     "example : x := by aesop (add safe tactic f)\ndef f : TacticM Unit := g",
-    "-- macro",
     # What ends another token, or may.
     "#versionelab x",
     "#versionset_option debug.x true",
@@ -95,7 +95,6 @@ RUNNING = [
     'prefix:max "₊" => id\nrun_cmd₊(f)',
     "example : x := by simp (ground.maxSteps := f)",
     "namespace Lean\nnamespace Elab\ndef f := g\nexample : x := by aesop (add safe tactic f)",
-    '"elab"',
     # A literal that the text gives another meaning; a configuration like an argument.
     "instance : OfNat Nat 100 := ⟨f⟩\nexample : x := by simp (maxSteps := 100)",
     'notation "true" => f\nexample : x := by simp (decide := true)',
@@ -128,9 +127,31 @@ RUNNING = [
     "open Lean in\ndef f := g\nexample : x := by aesop (add unsafe 50% f)",
     "example : x := by aesop (/- -/ add safe f)\ndef f : Elab.Tactic.TacticM Unit := g",
     "idbg f",
+    # Behind what is a comment or a string by another reading alone.
+    'notation "⟪-" => 1\nexample := ⟪--x\nrun_cmd f',
+    'notation "⟪-" => 1\nexample := ⟪--x run_cmd f',
+    'notation "⟪\\x2d" => 1\nexample := ⟪-- run_cmd f',
+    'notation "∑\'" => 1\nexample := ∑\'"\'" run_cmd f --"',
+    "theorem t := x \\/- run_cmd f -/",
+    'notation "⟪\\"" => 1\nexample := ⟪"run_cmd f --"',
+    'notation r#"⟪""# => 1\nexample := ⟪"run_cmd f --"',
+    'notation:9 "⟪" a ")" => a\npostfix:5 "." => id\nexample := ⟪ 1 ).run_cmd f',
+    'notation "⟪" a ")." => a\nexample := ⟪ 1 ).run_cmd f',
+    'def s! (x : String) := x\nexample := s! "{ "\nrun_cmd f "}"',
+    'example := throwError "{ " run_cmd f --"',
+    'example := m!"a {by run_tac f}"',
+    'example := m!"{"a"}" run_cmd f --"',
+    "-- a\n/- b -/ run_cmd f",
+    "/-- -- a -/\n b -/ run_cmd f",
+    "/-/ -/ run_cmd f",
+    'r#"a"# run_cmd f',
+    'r "a" run_cmd f',
+    "example := x'\nrun_cmd f'",
+    "/- an open comment\nrun_cmd f",
     # What Lean evaluates for an argument that is left out.
     "theorem f (h : autoParam True g) : True := h",
     "def g : Lean.Syntax := f 1",
+    "def g._autoParam := f 1",
     "def g := match f._auto_1 with | .node i k a => .node i (h k) a | s => s",
     "open Lean\ndef g := mkNullNode #[mkAtom x]",
     'def Lean.ParserDescr.symbol := f\nnotation "x" => 1',
@@ -185,6 +206,23 @@ HONEST = [
     "def mkNode (l r : Tree) := Tree.node l r\ntheorem mkNode_size : p := h",
     "theorem t (h : p := by simp) : p := h\ntheorem mk_auto : q := t",
     "-- The debug. option, and a compiler. Or so",
+    # Comments, strings, imports and longer identifiers.
+    "-- The syntax of this macro, by elab and #eval\n/- unsafe /- extern -/ -/ def f := 1",
+    "/-- An unsafe macro: `run_cmd` -/\ntheorem t : p := h",
+    'def f := "elab \\" macro" ++ s!"{x} syntax" ++ r#"unsafe" #eval"#',
+    "import Lean.Syntax\nimport all Lean.Parser.Syntax\ntheorem t : p := h",
+    "namespace Foo.Syntax\ninductive Syntax where | a : Syntax\nend Foo.Syntax",
+    "theorem safe_unsafe : p := h\ntheorem unsafe.t : p := x.macro (f).syntax",
+    "-- Symmetric.\ntheorem t : Equivalence f where\n  refl := g\n  symm := fun h => h.symm",
+    "instance : Min A where -- the least\n  min := fun a b => a",
+    "theorem t : a + a = b := by rw (occs := [2]) [h] -- once",
+    "@[deprecated new' (since := \"2025-01-01\")] theorem old : p := h -- 'it'",
+    "-- simp (config := f)\nexample : x := by simp",
+    'notation "{ " a ", " b " }" => f a b -- no macro',
+    'notation:9 "{| " a => f a -- no macro',
+    "-- no macro\n#check_failure f\n#version\n#check (f)",
+    "example (c : Char) := c = '\\\"' -- macro \"",
+    "def f (extern delab : Nat) := extern -- an attribute",
 ]  # fmt: skip
 
 
@@ -210,7 +248,12 @@ def test_the_repositorys_own_texts_run_no_programs() -> None:
 
 def test_words_of_the_environments_own() -> None:
     own = Evaluators(
-        words={"my_command": "command c (M)", "my_tactic": "tactic t (M)"},
+        words={
+            "my_command": "command c (M)",
+            "my_tactic …": "tactic t (M)",
+            "apply ( config := … ) …": "tactic a (M)",
+            "with_power ( … ) run_it": "term p (M)",
+        },
         attributes={"aesop": "Aesop", "simps": "M"},
         fields=["myField"],
         heads=["mine"],
@@ -219,6 +262,15 @@ def test_words_of_the_environments_own() -> None:
     assert runs_programs("my_command do things", own) == "my_command"
     assert runs_programs("my_command do things") is None
     assert runs_programs("theorem t : p := by my_tactic f", own) == "my_tactic"
+    assert runs_programs("theorem t : p := by\n  · .my_tactic f", own) == "my_tactic"
+    for name in ("my_tactic_of f", "(my_tactic : Nat)", "fun my_tactic => 1", "f.my_tactic 1"):
+        assert runs_programs(f"-- my_tactic f\ndef g := {name}", own) is None
+    assert runs_programs("theorem my_tactic : p := by simp", own) is None
+    assert runs_programs("theorem t : p := by apply f (config)", own) is None
+    assert runs_programs("theorem t : p := by apply (config := { a := true }) f", own) is None
+    assert runs_programs("theorem t : p := by apply (config := f) g", own) is not None
+    assert runs_programs("example := with_power (2) run_it", own) == "with_power"
+    assert runs_programs("example := with_power 2 + (run_it)", own) is None
     assert runs_programs("theorem t : A.my_tactic = f (my_tactic := 1) := by simp", own) is None
     assert runs_programs("@[simps] def f := 1", own) == "@[simps]"
     assert runs_programs("@[aesop safe apply] theorem t : p := q", own) is None
@@ -232,15 +284,27 @@ def test_words_of_the_environments_own() -> None:
     assert runs_programs("import Mathlib\n\ntheorem Hidden.t : p := q", own) is None
 
 
+def test_tokens_of_libraries() -> None:
+    assert runs_programs("example := a +--> b -- macro") is None
+    assert runs_programs("example := a +--> b -- macro", Evaluators(tokens=["+--"])) == "macro"
+    assert runs_programs("example := ∫⁻x -- macro", Evaluators(tokens=["∫⁻", "∑x"])) is None
+    assert runs_programs("example := ∑xmacro -- a", Evaluators(tokens=["∑x"])) == "macro"
+
+
 def test_the_word_is_shown_whole() -> None:
     assert runs_programs("set_option debug.skipKernelTC true") == "debug.skipKernelTC"
     assert runs_programs("set_option compiler.extract_closed true") == "compiler.extract_closed"
 
 
 @pytest.mark.slow
-@given(st.text(), st.text(), st.sampled_from(["#eval", "extern", "run_cmd", "native_decide"]))
+@given(
+    st.text(st.characters(exclude_characters="-\"'«`")),
+    st.text(),
+    st.sampled_from(["#eval", "run_cmd", "native_decide"]),
+)
 def test_no_text_around_a_word_hides_it(before: str, after: str, word: str) -> None:
-    if re.match(r"[A-Za-z0-9_'!?\u2080-\u209c]", after):
+    before += " " * bool(re.search(r"[^\W\d][\w'!?.]*\Z", before))
+    if re.match(r"[\w'!?]|[^\x00-\x7f]", after):
         after = "\n" + after
     assert runs_programs(before + word + after) is not None
 
@@ -258,7 +322,7 @@ def test_a_comment_is_not_read_once_for_each_word_in_it(piece: str) -> None:
 
 @pytest.mark.parametrize("depth", [2, 20, 300])
 def test_attributes_in_attributes_are_read_once(depth: int) -> None:
-    code = "-- @[" + "to_additive (attr := " * depth + "simp" + ")" * depth + "]\n"
+    code = "@[" + "to_additive (attr := " * depth + "simp" + ")" * depth + "]\n"
     started = time.process_time()
     assert (runs_programs(code) is None) == (depth == 2)
     assert time.process_time() - started < 1

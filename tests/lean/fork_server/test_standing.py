@@ -292,8 +292,19 @@ def test_texts_agree_up_to_their_first_difference(one: str, other: str) -> None:
 # A program in Lean's place, behind the real server and the real walls: it takes the rest of a text
 # for a Python script.
 _STANDIN = """
-import os, sys
+import fcntl, os, stat, sys
 from leanq.lean.fork_server import prefix_process
+def held(mode):
+    # Its requests are open to read, its answers to write, its files for both. Python has others.
+    for fd in range(3, 100):
+        try:
+            about, opened = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        except OSError:
+            continue
+        ours = stat.S_ISFIFO(about.st_mode) or about.st_dev == os.stat(".").st_dev
+        if ours and opened == mode:
+            return fd
+    raise LookupError(mode)
 class Standin:
     def stop_behind(self, size, when_ready):
         code = os.read(0, size)
@@ -304,7 +315,7 @@ class Standin:
         while chunk := os.read(0, 1 << 16):
             text += chunk
         try:
-            exec(text.split(b"#\\n", 1)[1], {})
+            exec(text.split(b"#\\n", 1)[1], {"held": held})
         except BaseException as error:
             os.write(1, repr(error).encode())
         os._exit(0)
@@ -335,9 +346,9 @@ HOSTILE = {
     "memory of the process, to read": "open(f'/proc/{os.getppid()}/mem', 'rb')",
     "its descriptors": "open(f'/proc/{os.getppid()}/fd/3')",
     "its environment": "open(f'/proc/{os.getppid()}/environ').read()",
-    "a file of the prefix": "os.write(5, b'x')",
-    "a request": "os.read(3, 10)",
-    "an answer": "os.write(4, b'x' * 100)",
+    "a file of the prefix": "os.write(held(os.O_RDWR), b'x')",
+    "a request": "os.read(held(os.O_RDONLY), 10)",
+    "an answer": "os.write(held(os.O_WRONLY), b'x' * 100)",
 }
 
 
@@ -399,9 +410,9 @@ async def test_what_a_fork_leaves_to_be_removed_is_in_its_own_cost() -> None:
 async def test_a_process_does_not_grow_from_request_to_request() -> None:
     """A prefix is a candidate's text: it may have taken the process over."""
     grows = (
-        "import os; held = []\nfor n in range(9):\n"
-        "    n and os.read(3, 1 << 16)\n"
-        "    held.append(b'x' * (50 << 20)); os.write(4, bytes(21))\n#\n"
+        "import os; kept = []\nfor n in range(9):\n"
+        "    n and os.read(held(os.O_RDONLY), 1 << 16)\n"
+        "    kept.append(b'x' * (50 << 20)); os.write(held(os.O_WRONLY), bytes(21))\n#\n"
     )
     async with standin(grows) as standing:
         for _ in range(2):
@@ -467,7 +478,7 @@ async def test_a_fork_above_its_memory_ends_the_process() -> None:
 @pytest.mark.parametrize("answer", ["b'x' * 100", "b''", "b'\\xff' * 21", "b'\\0' * 20 + b'\\x05'"])
 async def test_a_process_that_answers_anything_is_ended(answer: str) -> None:
     """A prefix is a candidate's text: it may have taken the process over."""
-    prefix = f"import os; os.write(4, {answer}); os._exit(0) #\n"
+    prefix = f"import os; os.write(held(os.O_WRONLY), {answer}); os._exit(0) #\n"
     with pytest.raises(SandboxError):
         async with standin(prefix):
             pass

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanq.errors import InvalidRequestError
+from leanq.lean.audit.closing import Marks
 from leanq.lean.recipes import Hole, Recipe, Source, Tactic
 from leanq.lean.steps.holes import (
+    draft_claims,
     draft_probe,
     draft_trial,
     find_holes,
@@ -128,6 +130,15 @@ def test_what_could_leave_its_hole(tactic: str, line: int, column: int) -> None:
     assert "must stay in its hole" in message.text
 
 
+def axioms(*ends: str) -> str:
+    """The declarations of the markers whose names end so, and of what is open."""
+    attributes = '@[extern "lean_sorry", never_extract]'
+    markers = [
+        f"{attributes} axiom _leanq_hole{end}.{{u}} {{α : Sort u}} (a : α) : α\n" for end in ends
+    ]
+    return "".join(markers) + f"{attributes} axiom _leanq_holeopen.{{u}} {{α : Sort u}} : α\n"
+
+
 CODE = "theorem t : a := f sorry (by exact sorry)\ntheorem u : b := sorry"
 HOLES = tuple(find_holes(CODE))
 
@@ -158,12 +169,46 @@ def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None
 def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     inner = Tactic("exact f sorry sorry", tuple(find_holes("exact f sorry sorry")), 1)
     recipe = Recipe(Source("f", "x := sorry", find_holes("x := sorry")), 0, (inner,))
-    draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a_")
-    assert draft.text == (
-        '@[extern "lean_sorry", never_extract] axiom _a_0.{u} (α : Sort u) : α\n'
-        "x := (by {(\nskip\n;\nexact f (_a_0 _) "
-        f"(by {{(\nskip\n;\nexact h\n){' ' * 16}}})\n){' ' * 4}}})"
+    draft, claims = draft_claims(recipe, Tactic("exact h"), -1)
+    sibling = "(by {refine @_leanq_hole0_0 _ ?_; ({exact @_leanq_holeopen _})})"
+    head = (
+        f"{axioms('_0', '0_0', '0_1', 'rest0', 'rest1')}"
+        f"x := (by {{refine @_leanq_hole_0 _ ?_; ({{\nexact f {sibling} "
     )
+    inner = "(by {refine @_leanq_hole0_1 _ ?_; ({"
+    rest = "all_goals exact @_leanq_holerest0 _ (@_leanq_holeopen _)"
+    column, end = len(f"exact f {sibling} "), f"{' ' * 5}}})}})"
+    assert draft.text == (f"{head}{inner}\nexact h\n{' ' * column}}})}})\n;\n{rest}\n{end}")
+    inside, outside = claims
+    assert inside.marks == Marks(
+        "_leanq_hole0_1",
+        True,
+        ["_leanq_hole_0", "_leanq_hole0_1"],
+        [],
+        ["_leanq_holerest0", "_leanq_holerest1", "_leanq_hole0_0"],
+        ["_leanq_hole0_0", "_leanq_holerest0"],
+        "_leanq_holeopen",
+    )
+    assert f"{inner}exact @_leanq_holeopen _" in inside.opened
+    assert outside.marks is not None
+    assert (outside.marks.hole, outside.marks.compared) == ("_leanq_hole_0", [])
+    # It may use what its own tactics leave open.
+    assert outside.marks.open_ == ["_leanq_hole0_0"]
+    assert outside.opened == (
+        f"{axioms('_0', 'rest0')}x := (by {{refine @_leanq_hole_0 _ ?_; ({{"
+        "exact @_leanq_holeopen _})})"
+    )
+
+
+def test_a_hole_with_goals_left_around_it_changes_none_of_them() -> None:
+    text = "refine ⟨?_, sorry⟩"
+    inner = Tactic(text, tuple(find_holes(text)), 0)
+    recipe = Recipe(Source("f", "x := sorry", find_holes("x := sorry")), 0, (inner,))
+    _, claims = draft_claims(recipe, Tactic("exact h"), 0)
+    assert [(claim.marks.hole, claim.marks.compared) for claim in claims if claim.marks] == [
+        ("_leanq_hole0_0", ["_leanq_holerest0"]),
+        ("", []),
+    ]
 
 
 @pytest.mark.slow
@@ -195,21 +240,20 @@ def test_goals_of_one_block_come_together() -> None:
     assert draft.goals(places) == {0: "⊢ 19\n\n⊢ 23\n\n⊢ 24"}
 
 
-def test_a_stand_in_comes_after_the_imports() -> None:
-    code = "import A\nimport B\n\ntheorem t : a := ⟨sorry, sorry⟩"
-    recipe = Recipe(Source("f", code, find_holes(code)), 0)
-    assert draft_trial(recipe, Tactic("h"), stand_in="_a_").text == (
-        "import A\nimport B\n"
-        '@[extern "lean_sorry", never_extract] axiom _a_0.{u} (α : Sort u) : α\n'
-        f"\n\ntheorem t : a := ⟨(by {{(\nskip\n;\nh\n){' ' * 17}}}), (_a_0 _)⟩"
-    )
+def test_markers_come_after_the_imports() -> None:
+    code = "import A\nimport B\n\ntheorem t : a := by sorry"
+    recipe = Recipe(Source("f", code, find_holes(code)), 0, (Tactic("constructor"),))
+    head = f"import A\nimport B\n{axioms('_0', 'rest0')}\n\ntheorem t : a := by "
+    draft, (claim,) = draft_claims(recipe, Tactic("h"), -1)
+    block, end = "({refine @_leanq_hole_0 _ ?_; ({", f"\n{' ' * 20}}})}})"
+    assert draft.text == f"{head}{block}\nconstructor\n;\nh{end}"
+    assert claim.opened == f"{head}{block}exact @_leanq_holeopen _}})}})"
 
 
-def test_holes_of_unknown_form_stay_as_they_are() -> None:
-    code = "theorem t : a := ⟨sorry, sorry⟩"
-    holes = (Hole(18, "term"), Hole(25, "unknown"))
-    draft = draft_trial(Recipe(Source("f", code, holes), 0), Tactic("h"), stand_in="_a_")
-    assert draft.text.endswith("theorem t : a := ⟨(by {(\nskip\n;\nh\n)                 }), sorry⟩")
+def test_a_module_shows_markers_under_names_that_it_does_not_use() -> None:
+    code = "module\ntheorem _leanq_hole : a := sorry"
+    draft, _ = draft_claims(Recipe(Source("f", code, find_holes(code)), 0), Tactic("h"), -1)
+    assert "never_extract] public axiom _leanq_hole__0.{u}" in draft.text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from msgspec import structs
 from support.lean.sites import Site, sample
 
 from leanq.lean.examples import example_names
+from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.recipes import MAX_LEVELS, Hole, Recipe, Source, Tactic, pack_export, text_hash
 from leanq.lean.steps.holes import find_holes
@@ -23,10 +24,8 @@ THEOREM = f"{HEAD}theorem t (p q : Prop) (hp : p) (hq : q) : And p (And q p) :=\
 class Lean:
     """Asks one driver."""
 
-    def __init__(self, driver: LeanDriver, *, knows_places: bool) -> None:
+    def __init__(self, driver: LeanDriver) -> None:
         self.driver = driver
-        # The REPL does not say where in a tactic it found an error.
-        self.knows_places = knows_places
 
     async def check(self, code: str) -> Reply:
         return await self.driver.run(Request("check", code=code))
@@ -54,7 +53,17 @@ class Lean:
 
 @pytest.fixture
 async def lean(either: Site) -> Lean:
-    return Lean(await either.one(), knows_places=either.kind == "lean")
+    return Lean(await either.one())
+
+
+@pytest.mark.parametrize("kind", ["lean", "server"])
+async def test_a_step_that_is_trusted_is_unjudged(site: Site, kind: str) -> None:
+    forks = None if kind == "server" else ForkRules()
+    lean = Lean(await site.driver(trust_steps=True, forks=forks))
+    sorry = await lean.open(THEOREM)
+    closed = await lean.step(sorry.state, "exact And.intro hp (And.intro hq hp)")
+    assert (closed.verdict, closed.reason) == ("unjudged", "trusted_step")
+    assert (await lean.step(sorry.state, "constructor")).verdict == "incomplete"
 
 
 # Goals
@@ -207,7 +216,7 @@ async def test_a_rejected_step_says_where_in_the_tactic(lean: Lean) -> None:
     assert (reply.verdict, reply.state, reply.goals) == ("rejected", None, ())
     (message,) = reply.messages
     assert message.severity == "error"
-    assert not lean.knows_places or (message.line, message.column) == (3, 2)
+    assert (message.line, message.column) == (3, 2)
     assert message.text.startswith("Type mismatch\n  hq\nhas type\n  q")
     unknown = (await lean.step(state, "frobnicate")).messages[0]
     assert (unknown.line, unknown.text) == (1, "unknown tactic")
@@ -255,7 +264,7 @@ async def test_a_tactic_with_holes_of_its_own(lean: Lean) -> None:
 
 
 @pytest.mark.slow
-async def test_a_tactic_that_closes_a_goal_around_its_hole_beside_another(lean: Lean) -> None:
+async def test_a_tactic_that_settles_a_goal_around_its_hole_beside_another(lean: Lean) -> None:
     code = f"""{HEAD}inductive Any (a : Type) (p : a → Prop) : Prop where
   | of (w : a) (h : p w) : Any a p
 theorem t : Any Nat (fun n => n = 5) := sorry
@@ -264,7 +273,7 @@ theorem u : 1 = 1 := sorry
     opened = await lean.step((await lean.check(code)).sorries[0].state, "refine Any.of ?w sorry")
     assert opened.goals == ("case w\n⊢ Nat",)
     reply = await lean.step(opened.sorries[0].state, "exact rfl")
-    assert (reply.verdict, reply.axioms) == ("accepted", ("sorryAx",))
+    assert (reply.verdict, reply.reason) == ("rejected", "hole_open")
 
 
 @pytest.mark.slow
@@ -363,7 +372,7 @@ async def test_a_step_has_budgets(lean: Lean) -> None:
 
 @pytest.mark.slow
 async def test_ids_are_equal_across_drivers(site: Site) -> None:
-    one, other = [Lean(await site.driver(), knows_places=True) for _ in range(2)]
+    one, other = [Lean(await site.driver()) for _ in range(2)]
     states = [(await lean.open(THEOREM)).state for lean in (one, other)]
     assert states[0] == states[1]
     steps = [await lean.step(states[0], "constructor") for lean in (one, other)]
@@ -382,7 +391,7 @@ async def test_an_unknown_state(lean: Lean) -> None:
 
 @pytest.mark.slow
 async def test_export_and_import(site: Site) -> None:
-    here, there = [Lean(await site.driver(), knows_places=True) for _ in range(2)]
+    here, there = [Lean(await site.driver()) for _ in range(2)]
     start = await here.open(THEOREM)
     state = (await here.step(start.state, "constructor")).state
     assert state is not None
@@ -405,7 +414,7 @@ async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
         ("\n  constructor\n    ; exact bad", 3, 12),
     ):
         (message,) = (await lean.step(state, tactic)).messages
-        assert not lean.knows_places or (message.line, message.column) == (line, column), tactic
+        assert (message.line, message.column) == (line, column), tactic
     cut = (await lean.step(state, "constructor\nexact hp\nexact")).messages
     assert all(message.end_line is None or message.end_line <= 3 for message in cut)
 
@@ -431,7 +440,7 @@ async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
 
 @pytest.mark.slow
 async def test_what_cannot_be_imported(site: Site) -> None:
-    lean = Lean(await site.driver(), knows_places=True)
+    lean = Lean(await site.driver())
     state = (await lean.open(THEOREM)).state
     assert state is not None
     payload = (await lean.driver.run(Request("export", state=state))).payload
@@ -439,7 +448,7 @@ async def test_what_cannot_be_imported(site: Site) -> None:
     damaged = await lean.driver.run(Request("import", payload=payload[:-1] + b"x"))
     assert damaged.error == "the exported state is damaged: its checksum is wrong"
     elsewhere = replace(site.core, fingerprint="0" * 64)
-    other = Lean(await site.driver(elsewhere), knows_places=True)
+    other = Lean(await site.driver(elsewhere))
     error = (await other.driver.run(Request("import", payload=payload))).error
     assert error is not None
     assert "of an environment with the fingerprint" in error
