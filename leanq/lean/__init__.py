@@ -4,14 +4,15 @@ In reading order::
 
     driver.py         what turns an operation into Lean's answer
     lean_driver.py    the driver that runs the ``lean`` program
-    repl/             the driver that runs leanprover-community/repl
+    language_server/  Lean's own server: one process for a header reads text after text
     echo.py           the driver without a Lean
     toolchain.py      finding Lean, and the command that starts it
+    builds.py         which Lean compiled a module, and libraries that this one cannot read
     environment.py    what a check can import, and its fingerprint
+    watch.py          whether its folders were written to since the last look
     files.py          the files of an environment, as they are found
     hashes.py         their contents' hashes, remembered in the cache folder
     baked_hashes.py   those that an image brings
-    packs.py          an environment as one file, unpacked once a node
     process.py        one run of ``lean``
     profile.py        where Lean spends its time in a text
     sandbox/          the walls and limits around it
@@ -25,8 +26,9 @@ In reading order::
     pass_memory.py    what a self-test has shown of this machine
     targets.py        what candidates are verified against
     completions.py    what models write, made into such texts
+    answers.py        the blocks of it that may be code
+    commands.py       the commands of a text, and the names that it declares
     declarations.py   what a text declares, from its compiled data
-    rewrites.py       texts made of others: statements, lemmas, negations
     steps/            the goals of a text's holes, and tactics tried on them
     recipes.py        what a state is, and its id
     snapshots/        prefixes that were elaborated: kept, fetched, weighed against a replay

@@ -1,262 +1,275 @@
-"""Makes texts for Lean from models' answers and from data sets.
+"""Makes texts for Lean from models' answers and from data sets, and says which to try.
 
-Nothing here decides on a verdict: the result is verified against its statement.
+Nothing here decides on a verdict: each text is verified against its statement, so a wrong one earns
+nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Literal, TypeVar
 
+from leanq.lean.answers import Block, blocks_of, is_code, is_of_tactics
+from leanq.lean.commands import DECLARING, SCOPES, Command, commands, scopes, whole_name
 from leanq.lean.steps.holes import find_holes
-from leanq.lean.syntax import Token, split_header, tokens
+from leanq.lean.syntax import split_header, tokens
+from leanq.queue.requests import LEAN_NO, Failure, Reply
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
-# A fence that closes behind the last word of its block.
-_LATE_FENCE = re.compile(r"^([^`\n]*[^`\s])(`{3,}[ \t]*)$", re.MULTILINE)
-_QUOTED_FENCE = re.compile(r"^>[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
-_QUOTED = re.compile(r"^>[ \t]?", re.MULTILINE)
-_LABEL = re.compile(r"\{?\.?\w+(?: [0-9]+)?\}?")
-_LANGUAGE = re.compile(r"\{?\.?(\w*)")
+MAX_CANDIDATES = 4
+"""How many texts are made of one answer at most."""
+
+Outcome = Literal["decides", "refuses", "unknown"]
+"""What a verification says of an answer: no other text can change it, this one proves nothing, or
+it might have."""
+
+_Candidate = TypeVar("_Candidate")
+_Answer = TypeVar("_Answer")
+_OF_TARGET = frozenset({"target_lacks", "target_unread"})
+
+# The languages of fences that hold proofs alone, the likeliest first; None is outside of fences.
 _LEAN = ("lean", "lean4", "tactics")
-_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_THOUGHT_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
-# Tokens at the end of a model's answer, which some servers leave in the text.
-_END = re.compile(r"\s*(?:</s>|<[|｜][^|｜<>\n]*[|｜]>)\s*\Z")
-_TAG = re.compile(r"^[ \t]*</?[a-z][a-z_]*>|</[a-z][a-z_]*>[ \t]*$", re.MULTILINE)
-# A sentence at the margin. No line of Lean has three words, none of its signs, and a full stop.
-_PROSE = re.compile(
-    r"(?:\*\*|#+ |[-*] |[0-9]+\. )?[A-Z][\w'’]*(?:[ ,][^:=⟨⟩←→∀∃λ|]*)?[.:!?](?:\*\*)?\s*"
-)
-_DECLARED = re.compile(r"\b(?:theorem|lemma|def|abbrev|instance|example)\b[ \t\n]*([^\s({\[:]*)")
-_HELPER = re.compile(
-    r"\b(?:theorem|lemma|def|abbrev|instance|structure|inductive|class)\b[ \t\n]*([^\s({\[:]*)"
-)
-_NAMESPACE = re.compile(r"^namespace[ \t]+(\S+)", re.MULTILINE)
-_BOUND = r"(?:have|let|set|obtain|intro|rintro|fun|λ)[ \t]+"
-# Words that stand before a declaration's keyword and belong to it.
-_MODIFIERS = re.compile(
-    r"(?:/--(?:[^-]|-(?!/))*-/\s*|@\[[^\]\n]*\]\s*|(?:private|protected|noncomputable)\s+)*\Z"
-)
-_COMMANDS = {"def", "abbrev", "theorem", "lemma", "instance", "example", "axiom", "opaque"}
-_COMMAND = re.compile(r"\s*(?:#\w|(?:import|open|theorem|lemma|def|example|namespace)\b)")
-_PROVES = re.compile(r":=|^[ \t]*\|", re.MULTILINE)
+_LANGUAGES = (_LEAN, ("",), (None,))
+_PROVES = re.compile(r":=|^[ \t]*\||\bwhere\b", re.MULTILINE)
+_UNPROVED = re.compile(r":=\s*(?:by\s*)?\Z")
+_GOAL = re.compile(r"^[ \t]*⊢", re.MULTILINE)
+# A command that is meant for the next one alone.
+_FOR_NEXT = re.compile(r"^((?:open|set_option|variable)\b[^\n]*?)\s+in\b", re.MULTILINE)
 # How terms begin, and no tactic.
 _TERM = re.compile(r"\s*(?:⟨|fun\b|λ|[^\W\d][\w']*\.[^\W\d])")
 # How a line ends whose tactic goes on behind it.
 _GOES_ON = re.compile(r"(?:\bby|=>|:=|\bdo|\bwith|\bat|[,⟨(\[|·])\s*\Z")
-# Tactics that are no terms.
-_TACTIC_WORDS = (
-    "exact intro intros rintro apply refine rw rewrite simp simp_all simpa dsimp norm_num omega "
-    "linarith nlinarith ring ring_nf field_simp decide constructor left right exfalso rcases "
-    "obtain cases induction use exists ext by_contra by_cases aesop positivity unfold subst "
-    "push_neg specialize contrapose norm_cast push_cast interval_cases assumption contradiction "
-    "split split_ifs first repeat try all_goals any_goals nth_rewrite conv set generalize revert "
-    "clear case next gcongr grind bv_decide tauto native_decide replace change injection funext "
-    "rename_i symm trans congr convert wlog choose lift sorry skip done fin_cases polyrith · <;>"
-)
-_TACTICS = frozenset(_TACTIC_WORDS.split(" "))
 
 
-def candidate_of(statement: str, completion: str) -> str:
-    """Makes the text to verify against a statement from a model's answer.
+def candidates_of(statement: str, completion: str) -> tuple[str, ...]:
+    """Makes the texts to verify against a statement from a model's answer, best first: one to
+    ``MAX_CANDIDATES``.
 
-    A whole text stands for itself. It gets the statement's imports, and the declarations and
-    openings in front of its theorem, if it lacks them. A proof alone takes the place of the
-    statement's ``sorry``.
+    Blocks that declare the statement's theorem come first, the last one before earlier ones. Each
+    gets the helpers that it names from other blocks, and what it lacks of the statement's
+    beginning. Then come blocks that may be a proof alone, in the place of the statement's
+    ``sorry``. A text with ``sorry`` is made only if there is no other.
 
-    >>> candidate_of("theorem t : p := by sorry", "I think:\\n```lean\\nintro x\\nexact h\\n```")
-    'theorem t : p := by\\n  intro x\\n  exact h'
+    >>> candidates_of("theorem t : p := by sorry", "I think:\\n```lean\\nintro x\\nexact h\\n```")
+    ('theorem t : p := by\\n  intro x\\n  exact h',)
     """
-    block, earlier = _last_block(completion, statement)
-    if is_whole(statement, block) or not find_holes(statement):
-        return _behind_its_preamble(statement, _behind_helpers(block, earlier, statement))
-    helpers = "".join(
-        f"{each[split_header(each).end_offset :]}\n" for each in _helpers(block, earlier, statement)
-    )
-    proved = with_proof(statement, block)
-    declared = next(iter(_DECLARED.finditer(statement)), None)
-    if not helpers or declared is None:
-        return proved
-    before = _without_modifiers(statement[: declared.start()])
-    return f"{before}{helpers}{proved[len(before) :]}"
+    made = dict.fromkeys(_Statement(statement).candidates(blocks_of(completion)))
+    proved = [text for text in made if not find_holes(text)]
+    return (*proved[:MAX_CANDIDATES],) or (next(iter(made)),)
 
 
-def last_block(text: str) -> str:
-    """Returns the Lean code of a model's answer without its thoughts: the last fenced block, if
-    possible one that is marked as Lean, or else the answer without its prose."""
-    return _behind_helpers(*_last_block(text, ""), "")
+async def best_of(
+    candidates: Iterable[_Candidate],
+    verify: Callable[[_Candidate], Awaitable[tuple[_Answer, Outcome]]],
+) -> _Answer | None:
+    """Verifies candidates in their order until one decides, and returns its answer.
+
+    Otherwise it returns the answer to the first one of which nothing is known, since that may be
+    right, or else to the first one. None if there is no candidate.
+    """
+    first: dict[Outcome, _Answer] = {}
+    for candidate in candidates:
+        answer, outcome = await verify(candidate)
+        if outcome == "decides":
+            return answer
+        first.setdefault(outcome, answer)
+    return first.get("unknown", first.get("refuses"))
 
 
-def _last_block(text: str, statement: str) -> tuple[str, Sequence[str]]:
-    """Returns the last block that declares the same as the statement, or else the last one, and the
-    blocks before it."""
-    text = _plain(text)
-    labelled, unlabelled, is_last_labelled = list[str](), list[str](), True
-    for language, body in _blocks(text):
-        if language in _LEAN:
-            labelled.append(body)
-        elif not language:
-            unlabelled.append(body)
-        if language in ("", *_LEAN):
-            is_last_labelled = bool(language)
-    kinds = [labelled, unlabelled]
-    is_last_alone = not is_last_labelled and _is_proved(statement, unlabelled[-1])
-    if is_last_alone and not any(_is_proved(statement, body) for body in labelled):
-        kinds = [[*labelled, unlabelled[-1]]]  # the whole, of which the others are parts
-    for blocks in kinds:
-        declaring = [n for n, body in enumerate(blocks) if statement and is_whole(statement, body)]
-        if blocks and (declaring or blocks is labelled or not labelled):
-            chosen = _chosen(blocks, declaring, statement)
-            return _with_spaces(blocks[chosen]), [*map(_with_spaces, blocks[:chosen])]
-    return _with_spaces(_without_prose(_TAG.sub("", text))), ()
+def outcome_of(reply: Reply) -> Outcome:
+    """Returns what the reply to a candidate's verification says of the answer."""
+    if reply.verdict == "accepted" or fault_of_target(reply):
+        return "decides"
+    return "refuses" if reply.verdict in LEAN_NO else "unknown"
 
 
-def _is_proved(statement: str, text: str) -> bool:
-    """Returns whether a text proves the statement under its name, as far as its words tell."""
-    is_stated = _declared(statement) & _declared(text) and _PROVES.search(text)
-    return bool(is_stated) and not find_holes(text)
+def fault_of_target(reply: Reply) -> Failure | None:
+    """Returns why no text can prove the target; None if that is not known."""
+    return next((failure for failure in reply.failed if failure.rule in _OF_TARGET), None)
 
 
-def _chosen(blocks: Sequence[str], declaring: Sequence[int], statement: str) -> int:
-    """Returns the number of the last block that proves the statement under its name. A statement
-    alone, after its proof, does not count. If that block lacks the proof, it is the last block
-    behind it that may be one: a model's last word counts."""
-    stated = _declared(statement)
-    proving = [n for n in declaring if stated & _declared(blocks[n]) and _PROVES.search(blocks[n])]
-    if not declaring:
-        return len(blocks) - 1
-    chosen = (proving or declaring)[-1]
-    if proving and not find_holes(blocks[chosen]):
-        return chosen
-    proofs = [n for n in range(chosen + 1, len(blocks)) if not _COMMAND.match(blocks[n])]
-    return [chosen, *proofs][-1]
+class _Text:
+    """A Lean text with its header and its commands."""
+
+    def __init__(self, text: str) -> None:
+        header = split_header(text)
+        self.text, self.header, self.body_start = text, header.text, header.end_offset
+        self.commands = [each for each in commands(text) if each.start >= header.end_offset]
+        self.declared = [each for each in self.commands if each.word in DECLARING]
+        self.names = {each.name for each in self.declared} - {""}
+        self.holes = [hole.offset for hole in find_holes(text)]
+
+    def of(self, command: Command) -> str:
+        return self.text[command.start : command.end].strip("\n")
+
+    def has_hole(self, command: Command) -> bool:
+        at = bisect_left(self.holes, command.start)
+        return at < len(self.holes) and self.holes[at] < command.end
+
+    def without(self, removed: Sequence[Command]) -> str:
+        """Returns the text without its header and these commands."""
+        pieces, start = [], self.body_start
+        for each in removed:
+            pieces.append(self.text[start : each.start])
+            start = each.end
+        return "".join([*pieces, self.text[start:]]).strip("\n")
 
 
-def _behind_helpers(block: str, earlier: Sequence[str], statement: str) -> str:
-    """Returns a block that declares the same as a statement behind the helpers that it lacks."""
-    if not is_whole(statement, block):
-        return block
-    for helper in reversed(_helpers(block, earlier, statement)):
-        theirs, own = split_header(helper), split_header(block)
-        header = own if own.imports or own.is_prelude else theirs
-        block = "\n".join((header.text, helper[theirs.end_offset :], block[own.end_offset :]))
-    return block
+class _Part(_Text):
+    """A block of an answer, and its attempts at theorems of a statement."""
+
+    def __init__(self, block: Block, statement: _Statement) -> None:
+        super().__init__(block.text)
+        self.language = block.language
+        self.attempts = [each for each in self.declared if self._is_proved(each, statement)]
+        self.helps = self.names - {each.name for each in self.attempts}
+        self.shown = {_one_line(self.of(each)) for each in self.commands}
+        helper = self.without(self.attempts) if self.helps else ""
+        self.helper = "" if find_holes(helper) else helper
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the text may be a proof alone: neither commands nor goals."""
+        first = self.commands[0].start if self.commands else len(self.text)
+        is_command = not self.text[:first].strip()
+        return not (is_command or self.header or self.names or _GOAL.search(self.text))
+
+    @cached_property
+    def is_likely(self) -> bool:
+        """Whether the text looks like code."""
+        return is_code(self.text)
+
+    def _is_proved(self, command: Command, statement: _Statement) -> bool:
+        text = self.of(command).rstrip()
+        is_stated = statement.goal_of(command) is not None
+        return is_stated and bool(_PROVES.search(text)) and not _UNPROVED.search(text)
 
 
-def _helpers(block: str, earlier: Sequence[str], statement: str) -> list[str]:
-    """Returns the earlier blocks that declare what a block names and lacks, up to the theorem."""
-    found: list[str] = []
-    text = block
-    stated = _declared(statement)
-    for body in reversed(earlier):
-        attempts = (match for match in _DECLARED.finditer(body) if match[1] in stated)
-        if (attempt := next(attempts, None)) is not None:
-            body = _without_modifiers(body[: attempt.start()])
-        declared = _helpful(body)
-        if find_holes(body) or declared & (stated | _helpful(text)):
-            continue
-        spaces = [match[1] for match in _NAMESPACE.finditer(body)]
-        names = declared | {f"{space}.{each}" for space in spaces for each in declared}
-        if any(_names(text, each) for each in names):
-            found.insert(0, body)
-            text = f"{body}\n{text}"
+class _Statement(_Text):
+    """A statement, and the candidates that blocks make for it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        stated = [each for each in self.declared if each.word in ("theorem", "lemma", "example")]
+        goals = [*filter(self.has_hole, stated)] or [*filter(self.has_hole, self.declared)]
+        self._goals = {each.name: each for each in goals or stated or self.declared}
+        opened = scopes(text[: goals[0].start] if goals else "")
+        self._attempted: dict[Command | None, str] = {}
+        self._closing = [each.closing for each in reversed(opened)]
+        self._prefix = opened[-1].prefix if opened else ""
+
+    def candidates(self, blocks: Sequence[Block]) -> Iterator[str]:
+        """Yields texts that may prove the statement, best first; at least one."""
+        # A model that labels Lean means something else by other labels.
+        if any(each.language in _LEAN for each in blocks):
+            blocks = [each for each in blocks if each.language in (*_LEAN, "", None)]
+        parts = [_Part(block, self) for block in blocks]
+        attempts = [(part, each) for part in parts for each in part.attempts]
+        attempts.sort(key=lambda attempt: not attempt[0].has_hole(attempt[1]))
+        for part, each in attempts:
+            self._attempted[self.goal_of(each)] = part.of(each)
+        alone: list[str] = []
+        for part, attempt in reversed(attempts[-MAX_CANDIDATES:]):
+            helpers = self._helpers(part, parts)
+            yield self._whole(part, attempt, helpers)
+            alone += [self._whole(part, attempt, ())] if helpers else []
+        yield from alone
+        proofs = _proofs(parts)[:MAX_CANDIDATES]
+        for part in proofs:
+            yield self._proved(part.text, self._helpers(part, parts))
+        if not attempts and not proofs:
+            yield self._proved(parts[-1].text if parts else "", ())
+
+    def goal_of(self, command: Command) -> Command | None:
+        """Returns the theorem of the statement that a declaration of an answer names."""
+        inside = whole_name(self._prefix, command.name)
+        return self._goals.get(command.name) or self._goals.get(inside)
+
+    def _whole(self, part: _Part, attempt: Command, helpers: Sequence[str]) -> str:
+        """Returns a block with one of its attempts, behind what it lacks of the statement's
+        beginning."""
+        goal = self.goal_of(attempt)
+        assert goal
+        is_inside = goal.name != attempt.name
+        lent = [
+            each for each in self.commands if each.start < goal.start and not self._has(part, each)
+        ]
+        # A block with imports is meant as it is, unless it cannot be.
+        is_lacking = is_inside or any(each.name for each in lent if each.word in DECLARING)
+        is_needed = is_lacking if part.header else any(each.word not in SCOPES for each in lent)
+        if not is_needed and not is_inside:
+            lent = []
+        closing = self._closing if lent and not is_inside else []
+        own = [each for each in part.attempts if each.name == attempt.name and each != attempt]
+        text = part.without(own)
+        once = [each for each in _FOR_NEXT.findall(self.of(goal)) if each not in text]
+        header = (part.header or self.header).rstrip()
+        # A theorem that another block proves stands there with its proof.
+        before = [self._attempted.get(each) or self.of(each) for each in lent]
+        pieces = (header, *before, *once, *closing, *helpers, text)
+        return "\n".join(filter(None, pieces))
+
+    def _has(self, part: _Part, command: Command) -> bool:
+        """Returns whether a block repeats a command of the statement."""
+        if command.word in DECLARING and command.name:
+            short = command.name.removeprefix(self._prefix)
+            return not part.names.isdisjoint((command.name, short))
+        return command.word not in SCOPES and _one_line(self.of(command)) in part.shown
+
+    def _proved(self, proof: str, helpers: Sequence[str]) -> str:
+        """Returns the statement with a proof, behind the helpers that this names."""
+        if not self.holes:
+            return with_header(self.header, proof)
+        text = with_proof(self.text, proof)
+        starts = [each.start for each in self.commands if each.start <= self.holes[-1]]
+        if not helpers or not starts:
+            return text
+        return "\n".join((text[: starts[-1]].rstrip("\n"), *helpers, text[starts[-1] :]))
+
+    def _helpers(self, part: _Part, parts: Sequence[_Part]) -> list[str]:
+        """Returns what other blocks declare that a block names and lacks, in their order."""
+        # The last block counts that declares a name.
+        places = {
+            name: place
+            for place, each in enumerate(parts)
+            if each.helper
+            for full in each.helps
+            for name in (full, full.rpartition(".")[2])
+        }
+        taken, seen = self.names | part.names, dict[int, bool]()
+        texts = [part.text] if places else []
+        while texts:
+            for name in _names_in(texts.pop()):
+                place = places.get(name, -1)
+                if place < 0 or place in seen:
+                    continue
+                seen[place] = taken.isdisjoint(parts[place].helps)
+                if seen[place]:
+                    taken |= parts[place].helps
+                    texts.append(parts[place].helper)
+        return [parts[place].helper for place in sorted(seen) if seen[place]]
+
+
+def _proofs(parts: Sequence[_Part]) -> list[_Part]:
+    """Returns the blocks that may be proofs alone, best first."""
+    found: list[_Part] = []
+    for languages in _LANGUAGES:
+        some = [each for each in reversed(parts) if each.language in languages and each.is_proof]
+        likely = [each for each in some if each.is_likely]
+        found += likely if found else sorted(some, key=lambda each: not each.is_likely)
     return found
 
 
-def _helpful(text: str) -> set[str]:
-    """Returns the names in a text that another can use."""
-    return {match[1] for match in _HELPER.finditer(text)} - {""}
+def _names_in(text: str) -> dict[str, None]:
+    """Returns the words of a text, each also without its last part."""
+    words = (token.text for token in tokens(text))
+    return dict.fromkeys(name for word in words for name in (word, word.rpartition(".")[0]))
 
 
-def _names(text: str, name: str) -> bool:
-    """Returns whether a text may mean a declaration by a name that it does not bind."""
-    whole = rf"(?<![\w.]){re.escape(name)}(?![\w'])"
-    return bool(re.search(whole, text)) and not re.search(_BOUND + whole, text)
-
-
-def _without_modifiers(before: str) -> str:
-    """Returns what stands before a declaration, without the words that belong to this."""
-    return before[: _MODIFIERS.search(before).start()]  # type: ignore[union-attr]
-
-
-def _declared(text: str) -> set[str]:
-    """Returns the names that a text declares; "" for one without a name."""
-    return {match[1] for match in _DECLARED.finditer(text)}
-
-
-def _plain(text: str) -> str:
-    """Returns an answer without thoughts, with line ends that Lean knows."""
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    text = _THOUGHT.sub("", _END.sub("\n", text))
-    while _QUOTED_FENCE.search(text):
-        text = _QUOTED.sub("", text)
-    # A prompt may have opened the thought, or the fence.
-    ended = [match.end() for match in _THOUGHT_END.finditer(text)]
-    return text[ended[-1] :] if ended else text
-
-
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    opened: re.Match[str] | None = None
-    if len(_FENCE.findall(text)) % 2:
-        text = _LATE_FENCE.sub(r"\1\n\2", text)
-    fences = [*_FENCE.finditer(text)]
-    if len(fences) % 2 and not fences[0][2].strip() and text[: fences[0].start()].strip():
-        # The prompt has opened the block that ends here.
-        yield "", text[: fences.pop(0).start()]
-    for fence in fences:
-        if opened is None:
-            opened = fence
-        elif fence[1].startswith(opened[1]) and not _LABEL.fullmatch(fence[2].strip()):
-            yield _language(opened), text[opened.end() + 1 : fence.start()]
-            opened = None
-    if opened is not None:
-        yield _language(opened), text[opened.end() + 1 :]
-
-
-def _language(fence: re.Match[str]) -> str:
-    match = _LANGUAGE.match(fence[2].strip())
-    return match[1].lower() if match else ""
-
-
-def _with_spaces(text: str) -> str:
-    """Returns a text without tabs at the beginning of its lines, since Lean refuses them."""
-    if "\t" not in text:
-        return text
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        code = line.lstrip(" \t")
-        lines[number] = line[: len(line) - len(code)].expandtabs(2) + code
-    return "\n".join(lines)
-
-
-def _without_prose(text: str) -> str:
-    """Returns a text without the sentences before and behind it."""
-    lines = text.split("\n")
-    while lines and (not lines[0].strip() or _PROSE.fullmatch(lines[0])):
-        del lines[0]
-    kept = len(lines)
-    for number in reversed(range(len(lines))):
-        if _PROSE.fullmatch(lines[number]):
-            kept = number
-        elif lines[number].strip():
-            break
-    return "\n".join(lines[:kept]) if lines else text
-
-
-def _behind_its_preamble(statement: str, text: str) -> str:
-    """Returns a whole text behind the parts of the statement's beginning that it lacks."""
-    own = split_header(text)
-    if own.imports or own.is_prelude:
-        return text
-    declared = [*_DECLARED.finditer(statement)]
-    first = next((each for each in declared if each[1] in _declared(text)), None)
-    header = split_header(statement).text
-    before = _without_modifiers(statement[: first.start()] if first is not None else header)
-    # The text has this part already.
-    behind_header = before.removeprefix(header).strip()
-    lent = header if behind_header and behind_header in text else before
-    return f"{lent.rstrip()}\n{text}" if lent.strip() else text
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def with_header(header: str, text: str) -> str:
@@ -283,13 +296,6 @@ def with_sorry(statement: str) -> str:
     return statement
 
 
-def is_whole(statement: str, text: str) -> bool:
-    """Returns whether a text declares the same as the statement, and is no proof alone."""
-    if split_header(text).imports:
-        return True
-    return bool(_declared(statement) & _declared(text))
-
-
 def open_definitions(statement: str) -> tuple[str, ...]:
     """Returns the definitions of a statement whose value is exactly a ``sorry``, in its order.
 
@@ -298,25 +304,15 @@ def open_definitions(statement: str) -> tuple[str, ...]:
     >>> open_definitions("namespace A\\nabbrev b : Nat := sorry\\ntheorem t : b = 2 := sorry")
     ('A.b',)
     """
-    names: list[str] = []
-    spaces: list[str | None] = []
-    command = name = ""
-    first, second = Token("", 0, 0), Token("", 0, 0)
-    for token in tokens(statement):
-        if second.text in _COMMANDS:
-            command, name = second.text, token.text
-        elif second.text == "namespace":
-            spaces.append(token.text)
-        elif token.text in ("section", "mutual"):
-            spaces.append(None)
-        elif token.text == "end" and spaces:
-            spaces.pop()
-        is_value = (first.text, second.text, first.end) == (":", "=", second.start)
-        if token.text == "sorry" and is_value and command in ("def", "abbrev"):
-            whole = ".".join((*filter(None, spaces), name))
-            names.append(name.removeprefix("_root_.") if name.startswith("_root_.") else whole)
-        first, second = second, token
-    return tuple(names)
+    holes = [hole.offset for hole in find_holes(statement)]
+    return tuple(
+        each.name
+        for each in commands(statement)
+        for hole in holes
+        if each.word in ("def", "abbrev")
+        and each.start <= hole < each.end
+        and statement[each.start : hole].rstrip().endswith(":=")
+    )
 
 
 def with_proof(statement: str, proof: str) -> str:
@@ -352,19 +348,11 @@ def with_proof(statement: str, proof: str) -> str:
         before = before[: opened.start()] + "by"
         if "\n" not in proof and "\n" not in opened[0]:
             return f"{before} {proof.strip()}{behind}"
-    elif _is_of_tactics(proof):
+    elif is_of_tactics(proof):
         before = f"{before.rstrip()} by"
     else:
         return before + proof.strip() + behind
     return f"{before}\n{_further_in(proof)}{behind}"
-
-
-def _is_of_tactics(proof: str) -> bool:
-    """Returns whether a line of a proof without ``by`` begins with a tactic: it is no term."""
-    lines = [line for line in proof.split("\n") if line.strip()]
-    least = min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
-    ways = (line.split(None, 1)[0] for line in lines if len(line) - len(line.lstrip()) <= least)
-    return any(re.split(r"[\[(⟨;!?]", word)[0] in _TACTICS for word in ways)
 
 
 def _further_in(proof: str) -> str:

@@ -28,12 +28,7 @@ Position = tuple[int, int]
 Found = tuple[Message, str]
 """A message and its kind, which is empty if Lean names none."""
 
-# The REPL has other words below a warning.
-_SEVERITIES: Mapping[str, Severity] = {
-    **{severity: severity for severity in get_args(Severity)},
-    "info": "information",
-    "trace": "information",
-}
+_SEVERITIES: Mapping[str, Severity] = {severity: severity for severity in get_args(Severity)}
 
 # 'sorry' is in straight quotes until 4.27, in backquotes since; a message's kind tells it as well.
 _SORRY = re.compile(r"declaration uses (?:'sorry'|`sorry`)")
@@ -169,6 +164,11 @@ def moved_up(message: Message, lines: int) -> Message:
 
 def is_budget(message: Message) -> bool:
     return _BUDGET.search(message.text) is not None
+
+
+def is_of_checker(message: Message) -> bool:
+    """Returns whether Lean says it once it checks a declaration, which it does on a thread."""
+    return message.text.startswith("(kernel)") or _is_sorry(message, "")
 
 
 def _end(end: Exit, limits: Limits, stderr: bytes) -> tuple[Verdict, Reason, str]:

@@ -35,11 +35,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError, to_install
+from leanq.fleet.shown import some_of
 from leanq.lean.audit.olean import find_folder, find_module
 from leanq.lean.baked_hashes import baked
+from leanq.lean.builds import check_builds, check_project
 from leanq.lean.files import File, compiled_modules, files_below, library_of, module_names
 from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, make_folders
-from leanq.lean.packs import Manifest, toolchain_files, unpacked, write_pack
 from leanq.lean.syntax import Header, quote, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
@@ -95,7 +96,6 @@ class Environment:
             "PATH": "/usr/bin:/bin",
         }
         if prefix := self.toolchain.prefix:
-            # Without it the REPL would ask a `lean` that it finds on PATH.
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 
@@ -171,36 +171,13 @@ class Environment:
         missing = self.missing(split_header(code))
         lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that is needed"
         found = self.libraries()
-        has = ", ".join(found[:10]) + (f" and {len(found) - 10} more" if found[10:] else "")
+        has = some_of(found, 10) or "no library"
         return (
-            f"the environment {self.name!r} {lacks}; it has {has or 'no library'} "
+            f"the environment {self.name!r} {lacks}; it has {has} "
             f"(Lean {self.toolchain.version}). Choose the environment that has it with --env, "
             "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that "
             "is built"
         )
-
-    def has_others(self, modules: Iterable[str]) -> bool:
-        """Returns whether one of these modules is in another file by now than at opening. It takes
-        microseconds. Lake writes a module anew after each module that it imports."""
-        try:
-            for module in modules:
-                path = self.find_olean(module)
-                if path is None:
-                    name = _file_of(module_parts(module))
-                    if any(each.name == name for each in self.found.values()):
-                        return True
-                    continue
-                own = self.toolchain.library
-                is_own = own and path.is_relative_to(own) and module_parts(module)[0] in LEANS_OWN
-                if str(path) not in self.found and not is_own:
-                    return True
-                parts = (f"{path}{end}" for end in ("", ".server", ".private"))
-                for known in filter(None, map(self.found.get, parts)):
-                    if File.of(known.name, known.path, os.stat(known.path)) != known:
-                        return True
-        except OSError:
-            return True
-        return False
 
     def changed(self) -> bool:
         """Returns whether any of its files has another size, time or inode than at opening; the
@@ -236,28 +213,20 @@ def open_environment(
     options: Sequence[str] = (),
 ) -> Environment:
     """Finds the Lean of an environment and takes its fingerprint. ``path`` is a Lake project, a
-    folder of compiled modules, a pack (:mod:`leanq.lean.packs`), or None for the toolchain's own
-    library (with the wheel: Core). ``lean`` is the value of ``--lean``, ``cache`` the folder for
-    files to keep between starts. Raises ToolchainError."""
+    folder of compiled modules, or None for the toolchain's own library (with the wheel: Core).
+    ``lean`` is the value of ``--lean``, ``cache`` the folder for files to keep between starts.
+    Raises ToolchainError."""
     for option in options:
         if not re.match(r"-D[^=]+=", option):
             raise ToolchainError(f"{option!r} is no option of Lean; write -Dname=value")
     cache = cache_folder(cache, environ)
-    packed: Manifest | None = None
-    folder = project = None
-    if path is not None and path.is_file():
-        folder, packed = unpacked(path.absolute(), cache)
-        own = str(folder / "toolchain" / "bin" / "lean") if packed.toolchain else None
-        toolchain, _ = find_toolchain_and_path(lean or own, None, environ)
-        search_path = tuple(folder / "folders" / str(n) for n in range(packed.folders))
-        project = folder / "project" if packed.project else None
-    else:
-        folder = _checked_folder(name, path) if path is not None else None
-        toolchain, search_path = find_toolchain_and_path(lean, folder, environ)
-        if folder is not None and is_lake_project(folder):
-            project = folder
-        elif folder is not None:
-            search_path = (folder,)
+    folder = _checked_folder(name, path) if path is not None else None
+    toolchain, search_path = find_toolchain_and_path(lean, folder, environ)
+    project = None
+    if folder is not None and is_lake_project(folder):
+        project = folder
+    elif folder is not None:
+        search_path = (folder,)
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
     # Lean's implicit imports are there; every toolchain but the wheel brings them.
@@ -268,11 +237,18 @@ def open_environment(
     )
     try:
         scan = _scan(toolchain, search_path, project)
-        if folder is not None and not packed and project is None and not scan.folders[0]:
+        if folder is not None and project is None and not scan.folders[0]:
             raise ToolchainError(
                 f"environment {name}: {folder} holds neither a lakefile nor compiled modules"
                 " (.olean); name a Lake project or the folder that its modules are compiled to"
             )
+        if project is not None:
+            check_project(name, toolchain, project)
+        compiled = (*scan.folders[: len(search_path)], scan.beside)
+        modules = [(file.name, file.path) for each in compiled for file in each]
+        if library := toolchain.library:
+            modules += ((each, f"{library}/{each}") for each in module_names(library, LEANS_OWN))
+        check_builds(name, toolchain, search_path, modules, environ)
         brought: dict[File, str] = {}
         for place, files in zip(search_path, scan.folders, strict=False):
             brought |= baked(place, files) if files else {}
@@ -283,12 +259,6 @@ def open_environment(
             " make it readable to the worker, and leave it as it is meanwhile"
         ) from error
     fingerprint = _fingerprint(toolchain, options, header, scan, hashes)
-    if packed and not options and fingerprint != packed.fingerprint:
-        raise ToolchainError(
-            f"environment {name}: {path} holds {packed.fingerprint[:12]} for Lean {packed.lean}, "
-            f"and is {fingerprint[:12]} here with {toolchain}; use that Lean, or remove {folder} "
-            "if its files were changed"
-        )
     return Environment(
         name=name,
         toolchain=toolchain,
@@ -302,38 +272,6 @@ def open_environment(
         found={file.path: file for file in scan.files()},
         seen=frozenset(_importable(toolchain, search_path, scan)),
     )
-
-
-def pack_environment(environment: Environment, target: Path) -> int:
-    """Writes an environment as one file (:mod:`leanq.lean.packs`); returns the number of its files.
-    Raises ToolchainError, also if the environment has changed since it was opened."""
-    toolchain, project = environment.toolchain, environment.project
-    # The wheel's Core is made anew wherever it is missing.
-    folders = environment.search_path[: -1 if toolchain.source == "wheel" else None]
-    files: dict[str, Path] = {}
-    try:
-        if toolchain.prefix:
-            brought = toolchain_files(toolchain.prefix).items()
-            files |= {f"toolchain/{name}": path for name, path in brought}
-        scan = _scan(toolchain, environment.search_path, project)
-    except OSError as error:
-        raise ToolchainError(f"cannot read {error.filename}: {error.strerror}") from error
-    names = [f"folders/{n}" for n, _ in enumerate(folders)]
-    parts = [*zip(names, scan.folders, strict=False)]
-    parts += [("project", scan.folders[-1])] if project else []
-    files |= {f"{part}/{file.name}": Path(file.path) for part, found in parts for file in found}
-    manifest = Manifest(
-        format=1,
-        fingerprint=environment.fingerprint,
-        lean=toolchain.version,
-        folders=len(folders),
-        project=project is not None,
-        toolchain=toolchain.prefix is not None,
-    )
-    if scan.stamp() != environment.stamp:
-        raise ToolchainError(f"{environment.name} has changed meanwhile; pack it again")
-    write_pack(target, manifest, files)
-    return len(files)
 
 
 class _Scan(NamedTuple):

@@ -11,18 +11,27 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
+from leanq.errors import (
+    LanguageServerError,
+    QueueFullError,
+    RecipeError,
+    SandboxError,
+    UnavailableError,
+    UsageError,
+)
 from leanq.lean.audit.judge_client import Judges
+from leanq.lean.builds import UNREADABLE
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import Printed, moved_up, noted, unknown_imports
+from leanq.lean.diagnostics import moved_up, noted
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.server import ForkRules, ForkServer
+from leanq.lean.language_server.documents import DocumentRules, Documents
 from leanq.lean.prefixes import Prefixes, PrefixRules
-from leanq.lean.process import Lean
+from leanq.lean.process import Lean, limits_of
 from leanq.lean.profile import profile
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
@@ -32,6 +41,7 @@ from leanq.lean.steps.moves import other_environment, read_move
 from leanq.lean.steps.trials import Trials
 from leanq.lean.syntax import split_header
 from leanq.lean.targets import Targets
+from leanq.lean.watch import Watch
 from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request, Sorry
 from leanq.queue.settings import Settings
 from leanq.queue.shard import backoff_s
@@ -50,6 +60,7 @@ _INCOMPLETE = (
 )
 _FORK_RULES = ForkRules()
 _PREFIX_RULES = PrefixRules()
+_DOCUMENT_RULES = DocumentRules()
 # Lean says so of tactics and names that its own library would bring.
 _LACKING = re.compile(
     r"unknown (?:tactic|namespace)|[Uu]nknown (?:identifier|constant)"
@@ -64,6 +75,13 @@ _CORE_NOTE = Message(
     "these, or Mathlib, install Lean and name a Lake project that is built: "
     "leanq up --env NAME=FOLDER",
 )
+_MARKED = (
+    "the text begins with a byte order mark, which Lean does not read; save it as UTF-8 without one"
+)
+_UNREAD = (
+    "Lean cannot read a library that the text imports, and says nothing of the text. The library "
+    "was built by another Lean, or is damaged; build it again with {}: {}"
+)
 _T = TypeVar("_T")
 
 
@@ -71,6 +89,7 @@ _T = TypeVar("_T")
 class Opened(Trials):
     """All of one opening of the environment. ``whole``: headers that lack nothing."""
 
+    documents: Documents
     libraries: tuple[str, ...]
     whole: set[str] = field(default_factory=set, kw_only=True)
 
@@ -78,6 +97,7 @@ class Opened(Trials):
         await self.prefixes.close()
         await self.auditor.judges.close()
         await self.lean.close()
+        await self.documents.close()
 
 
 def machine_cache(settings: Settings) -> SnapshotCache:
@@ -101,9 +121,9 @@ class LeanDriver:
     nice: int = 0
     prefixes: PrefixRules = _PREFIX_RULES
     forks: ForkRules | None = _FORK_RULES
+    documents: DocumentRules = _DOCUMENT_RULES
     judge_alone: bool = False
-
-    gives_infotrees: ClassVar[bool] = False
+    trust_steps: bool = False
 
     def __post_init__(self) -> None:
         self._states: States = MemoryStates()
@@ -111,6 +131,8 @@ class LeanDriver:
         self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
+        self._watch = Watch()
+        self._watched: Opened | None = None
         self._rng = random.Random()
 
     @property
@@ -153,6 +175,7 @@ class LeanDriver:
         await self.opened.lean.prove()
 
     async def close(self) -> None:
+        self._watch.close()
         await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
@@ -166,11 +189,6 @@ class LeanDriver:
         }.get(request.op)
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
-        if request.infotree and not self.gives_infotrees:
-            return Reply(
-                error="no infotree can be had here: the worker's driver is lean, and an infotree "
-                "comes from the repl driver alone; ask for none, or name another environment"
-            )
         started = time.monotonic()
         for _ in range(_READINGS):
             opened = self.opened
@@ -181,48 +199,59 @@ class LeanDriver:
             reply = noted(reply, _CHANGING, verdict="unjudged", reason="judge_unavailable")
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
-        if reply.reason == "unknown_import" and request.code:
-            reply = await self._of_imports(request, reply)
+        if request.code and _may_be_of_imports(request.code, reply):
+            reply = await self._of_imports(request.code, reply)
+        elif request.target and reply.error:
+            environment = self.opened.lean.environment
+            target = environment.header_for(request.target) + request.target
+            reply = await self._of_library(split_header(target).text, reply, may_lack=True)
         return replace(reply, wall_s=time.monotonic() - started)
 
-    async def _of_imports(self, request: Request, reply: Reply) -> Reply:
-        """Returns the reply to a text of which an error says that an import is missing."""
-        opened = self.opened
-        environment = opened.lean.environment
-        header = split_header(environment.header_for(request.code) + request.code)
+    async def _of_imports(self, code: str, reply: Reply) -> Reply:
+        """Returns the reply to a text of which an error may be about its imports: if Lean says the
+        same of the header alone, the library is to blame."""
+        environment = self.opened.lean.environment
+        header = split_header(environment.header_for(code) + code)
         missing = await asyncio.to_thread(environment.missing, header)
         # A library with a hole has perhaps another one, and a library's root imports all of it.
         source = environment.roots(missing) if missing else header.text
-        if not source or source in opened.whole or await self._imports(source):
-            if not missing:
-                return replace(reply, reason="lean_error")
-            opened.whole.add(source)
-            why = await asyncio.to_thread(environment.explain_import, request.code)
-            return noted(reply, why, "error")
-        return noted(reply, _INCOMPLETE, verdict="unjudged", reason="judge_unavailable")
+        blamed = await self._of_library(source, reply)
+        if blamed is not reply or reply.reason != "unknown_import":
+            return blamed
+        if not missing:
+            return replace(reply, reason="lean_error")
+        why = await asyncio.to_thread(environment.explain_import, code)
+        return noted(reply, why, "error")
 
-    async def _imports(self, header: str) -> bool:
-        said = Printed((await self.opened.lean.ask(f"{header}\n")).encode())
-        return not any(unknown_imports(said.messages))
+    async def _of_library(self, source: str, reply: Reply, *, may_lack: bool = False) -> Reply:
+        """Returns the reply, or one that blames the library, if Lean cannot import this header
+        alone. ``may_lack``: it may import what there is not."""
+        opened = self.opened
+        if not source or source in opened.whole:
+            return reply
+        unread, lacks = await opened.lean.try_imports(source)
+        if unread:
+            why = _UNREAD.format(opened.lean.environment.toolchain, unread)
+            reply = replace(reply, error=None)
+            return noted(reply, why, verdict="unjudged", reason="library_unreadable")
+        if lacks and may_lack:
+            return reply
+        if lacks:
+            return noted(reply, _INCOMPLETE, verdict="unjudged", reason="judge_unavailable")
+        opened.whole.add(source)
+        return reply
 
     async def _is_of_others(self, opened: Opened, request: Request, reply: Reply) -> bool:
         """Returns whether a reply may be about other files than its fingerprint; opens the
         environment anew if they have changed."""
         # A library that is rebuilt or deleted makes no candidate wrong.
-        if reply.reason == "unknown_import":
+        if reply.reason in ("unknown_import", "process_died"):
             return await self._notice_changes(at_once=True)
         if reply.verdict not in LEAN_VERDICTS:
             return False
-        environment, code = opened.lean.environment, request.code
-        if request.state:
-            records = await self._until_available(lambda: self._states.recall(request.state))
-            code = read_recipe(request.state, records).source.code if records else ""
-        header = split_header(environment.header_for(code) + code)
-        modules = (*header.imports, *opened.targets.modules(request.theorems))
-        if self.opened is opened and not await asyncio.to_thread(environment.has_others, modules):
-            return False
+        # What a header names may import a file that was replaced.
         await self._notice_changes(at_once=True)
-        return True
+        return self.opened is not opened
 
     async def _answer(
         self, answer: Callable[[Request], Awaitable[Reply]], request: Request
@@ -238,6 +267,8 @@ class LeanDriver:
         errors = (message.text for message in reply.messages if message.severity == "error")
         if header and reply.verdict == "rejected" and any(map(_LACKING.match, errors)):
             reply = replace(reply, messages=(*reply.messages, _CORE_NOTE))
+        if reply.verdict == "rejected" and request.code.startswith("\ufeff"):
+            reply = noted(reply, _MARKED)
         return reply
 
     async def _profile(self, request: Request) -> Reply:
@@ -246,9 +277,19 @@ class LeanDriver:
     async def _check(self, request: Request) -> Reply:
         opened = self.opened
         reply = await check(opened.lean, opened.auditor, request, request.code)
+        if request.goals and reply.verdict in LEAN_VERDICTS:
+            reply = await self._with_goals(reply, request)
         if reply.verdict != "incomplete":
             return reply
         return await self._with_sorries(reply, lambda: opened.sorries(request, self._states))
+
+    async def _with_goals(self, reply: Reply, request: Request) -> Reply:
+        """Adds the goals before each tactic, or a message that says why there are none."""
+        try:
+            tactics, cpu_s = await self.opened.documents.tactics(request, limits_of(request))
+        except (LanguageServerError, SandboxError) as error:
+            return noted(reply, f"the goals before tactics are not known: {error}")
+        return replace(reply, tactics=tactics, cpu_s=reply.cpu_s + cpu_s)
 
     async def _with_sorries(
         self, reply: Reply, sorries: Callable[[], Awaitable[tuple[Sorry, ...]]]
@@ -272,7 +313,14 @@ class LeanDriver:
         move = await read_move(request, self._states, opened.lean.environment)
         if isinstance(move, Reply):
             return move
-        return await opened.step(move, request, self._states)
+        code = move.recipe.source.code
+        try:
+            reply = await opened.step(move, request, self._states, trusts=self.trust_steps)
+        except UsageError as error:
+            # Its source does not compile any more.
+            reply = Reply(error=str(error))
+            return await self._of_library(split_header(code).text, reply, may_lack=True)
+        return await self._of_imports(code, reply) if _may_be_of_imports(code, reply) else reply
 
     async def _export(self, request: Request) -> Reply:
         records = await self._until_available(lambda: self._states.recall(request.state))
@@ -309,10 +357,14 @@ class LeanDriver:
         forks = None
         if self.forks:
             forks = ForkServer(environment, self.forks, hidden=self.hidden, nice=self.nice)
+        documents = Documents(
+            environment, self.slots, self.documents, hidden=self.hidden, nice=self.nice
+        )
         lean = Lean(
             environment,
             slots=self.slots,
             forks=forks,
+            documents=documents,
             hidden=self.hidden,
             nice=self.nice,
             inbox_root=self.cache.inbox_root if self.cache else None,
@@ -326,7 +378,7 @@ class LeanDriver:
         )
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self.prefixes)
         targets = Targets(lean, self.cache)
-        return Opened(lean, auditor, prefixes, targets, environment.libraries())
+        return Opened(lean, auditor, prefixes, targets, documents, environment.libraries())
 
     async def _notice_changes(self, *, at_once: bool = False) -> bool:
         """Takes a new fingerprint if the environment's files have changed; returns whether they
@@ -334,9 +386,18 @@ class LeanDriver:
         if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
             return False
         asked, asked_s = self.opened, time.monotonic()
+        if at_once and self._watched is asked and self._watch.is_quiet():
+            return False
         async with self._looking:
             if self._looked_at_s < asked_s:
                 before = self.opened
+                if self._watched is not before:
+                    self._watch.close()
+                    self._watch = await asyncio.to_thread(Watch, before.lean.environment)
+                    self._watched = before
+                # A change behind the look's beginning may have gone unseen.
+                began_s = time.monotonic()
+                self._watch.begin()
                 if await asyncio.to_thread(before.lean.environment.changed):
                     environment = await asyncio.to_thread(self.open_environment)
                     environment = environment.after(before.lean.environment)
@@ -348,8 +409,21 @@ class LeanDriver:
                         raise
                     self.opened = opened
                     await before.close()
-                self._looked_at_s = time.monotonic()
+                self._looked_at_s = began_s
         return self.opened is not asked
+
+
+def _may_be_of_imports(code: str, reply: Reply) -> bool:
+    """Returns whether Lean died, the judge could not work, or an error says that an import is
+    missing, or stands where the header is."""
+    if reply.verdict != "rejected":
+        # A fork has imported the library before it was damaged, and the judge has not.
+        return reply.verdict == "crashed" or reply.reason == "judge_unavailable"
+    last_line = split_header(code).text.count("\n") + 1
+    errors = (each for each in reply.messages if each.severity == "error")
+    return reply.reason == "unknown_import" or any(
+        each.line <= last_line and UNREADABLE.search(each.text) for each in errors
+    )
 
 
 def without_header(reply: Reply, lines: int) -> Reply:
@@ -361,8 +435,9 @@ def without_header(reply: Reply, lines: int) -> Reply:
         replace(sorry, line=sorry.line - lines, end_line=sorry.end_line and sorry.end_line - lines)
         for sorry in reply.sorries
     )
+    tactics = tuple(replace(each, line=each.line - lines) for each in reply.tactics)
     told = reply.profile
     if told is not None:
         rows = (replace(each, line=max(1, each.line - lines)) for each in told.declarations)
         told = replace(told, declarations=tuple(rows))
-    return replace(reply, messages=messages, sorries=sorries, profile=told)
+    return replace(reply, messages=messages, sorries=sorries, tactics=tactics, profile=told)

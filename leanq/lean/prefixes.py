@@ -105,7 +105,9 @@ class Prefixes:
             )
             if run.outcome.verdict not in _DOUBTFUL:
                 return replace(run, way="warm" if warm else "cold")
-        run = await self._lean.run(slot, code, limits, options=_OPTIONS, compile_=False)
+        run = await self._lean.run(
+            slot, code, limits, options=_OPTIONS, compile_=False, tenant=request.tenant
+        )
         seen.replay_s = run.done.exit.cpu_s
         rules, is_sound = self._rules, run.outcome.verdict not in _DOUBTFUL
         is_worth_it = seen.count >= rules.stand_after and seen.replay_s >= rules.stand_from_s

@@ -15,13 +15,18 @@ from pathlib import Path
 from msgspec import structs
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Printed, classify, unknown_imports
+from leanq.lean.builds import UNREADABLE
+from leanq.lean.diagnostics import Printed, classify, signal_name, unknown_imports
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.evaluations import FREE
 from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkServer
+from leanq.lean.fork_server.server import ForkServer, forkable_header
+from leanq.lean.language_server.documents import Documents
+from leanq.lean.language_server.documents import Key as DocumentKey
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
+from leanq.lean.syntax import split_header
 from leanq.queue.metrics import count
 from leanq.queue.requests import Reply, Request, Spent, Way
 from leanq.queue.tasks import run_apart
@@ -32,27 +37,43 @@ log = logging.getLogger("leanq.worker")
 MODULE = "LeanqSubmission"
 _COMPILE = ("-o", f"{MODULE}.olean")
 _SNAPSHOT = "snapshot"
+# Of a constant's value, which the compiler has put aside.
+_PART = re.compile(r"(?:\._closed_\d+)+\Z")
 PROFILER = "-Dprofiler=true"
 # Lean starts anew with these: a second run of the same text prints something else.
 _NOT_FORKED = ("--incr", PROFILER)
-# With them Lean says at its end how long it took to import, and of no single piece of work.
-_TIMED = (PROFILER, "-Dprofiler.threshold=1000000")
-_TIMES = re.compile(rb"cumulative profiling times:\n(?:\t[^\n]+\n)*\Z")
-_IMPORTED = re.compile(rb"\n\timport (\d{1,9}(?:\.\d{1,9})?)(m?s)\n")
+# What Lean's language server cannot do.
+_ABILITY = re.compile("--|-Dprofiler")
 _PRINTED_AT_ONCE_BYTES = 20_000
 # Any Lean takes this text in a working environment.
 _TRIAL = "theorem leanq_trial (p : Prop) (h : p) : p := h\n"
 # Lean's start takes less.
 _AT_ONCE_CPU_S = 1.0
-# A fork that spends less of its wall time on a processor may wait for something that it lacks.
-_WORKING_SHARE = 0.5
+# A fork that waits at its wall limit, and has for this share of it, may lack what it waits for.
+_WAITING_SHARE = 0.5
 # To ask for axioms only imports and prints, but a library may be large and a disk cold.
 _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What Lean evaluated of a text, told by its process before it did: the first constant of the
+    text's own, and the first of those that are ``free`` values; empty for none."""
+
+    first: str = ""
+    free: str = ""
+
+    @classmethod
+    def of(cls, reports: Sequence[str]) -> Evaluated:
+        first = reports[0] if reports else ""
+        free = next((each for each in reports if each.startswith(FREE.decode())), "")
+        return cls(*(each and f"`{_PART.sub('', each[1:])}`" for each in (first, free)))
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """One run of Lean on a text within limits. ``spent``: how Lean began, for the reply."""
+    """One run of Lean on a text within limits. ``spent``: how Lean began, for the reply.
+    ``evaluated``: None if nobody watched."""
 
     done: Finished
     limits: Limits
@@ -60,6 +81,7 @@ class Run:
     compiled: bool
     way: Way = "replayed"
     spent: Spent | None = None
+    evaluated: Evaluated | None = None
 
     @property
     def outcome(self) -> Reply:
@@ -101,6 +123,7 @@ class Lean:
     environment: Environment
     slots: int
     forks: ForkServer | None = None
+    documents: Documents | None = None
     hidden: Sequence[Path] = ()
     nice: int = 0
     inbox_root: Path | None = None
@@ -168,15 +191,22 @@ class Lean:
         options: Sequence[str] = (),
         load: LocalSnapshot | None = None,
         compile_: bool = True,
+        tenant: str | None = None,
     ) -> Run:
         """Runs Lean on a text. If it is to be compiled, the slot's :func:`olean` is the result.
-        ``load``: a snapshot of a text that begins alike.
+        ``load``: a snapshot of a text that begins alike. ``tenant``: whose other texts the same
+        process may have read; None for a process that has read none.
 
         If it dies or cannot be started, Lean is tried with a text of ours. If it died at once, as
         when something was missing for a moment, the text runs once more. Raises ToolchainError if
         Lean does not work on this machine any more, and SandboxError if the process could not be
         started or watched, although Lean works.
         """
+        read = None
+        if tenant is not None and load is None and not any(map(_ABILITY.match, options)):
+            read = await self._read(code, limits, options, tenant, compile_=compile_)
+            if read is not None and not self._is_compared(read):
+                return read
         try:
             run = await self._run(slot, code, limits, options, load, compile_)
             if run.died:
@@ -188,7 +218,58 @@ class Lean:
             raise
         if run.printed.failed:
             await self._look_for(unknown_imports(run.printed.messages))
+        if read is not None and self.documents is not None:
+            if run.died or run.done.exit.stopped:
+                return read
+            self.documents.compare(read.printed, run.printed)
         return run
+
+    async def watch(
+        self, slot: Slot, code: str, limits: Limits, *, options: Sequence[str] = ()
+    ) -> Run | None:
+        """Compiles a text as :meth:`run` does, where it is seen what Lean evaluates: behind its
+        header, which is preloaded if need be. Returns None, and runs nothing, where that cannot
+        be. If there is no fork now, nobody watches."""
+        if self.forks is None:
+            return None
+        key = self.forks.key(code, self.command([*options, *_COMPILE]))
+        if key is None or not await self.forks.is_ready(key):
+            return None
+        return await self._run(slot, code, limits, options, None, True)
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether Lean's language server may read texts here: where no fork serves them."""
+        gave_up = self.forks is None or bool(self.forks.unavailable)
+        return gave_up and self.documents is not None and not self.documents.unavailable
+
+    def _is_compared(self, read: Run) -> bool:
+        """Returns whether a Lean of its own says what the language server's said, too."""
+        assert self.documents is not None
+        return read.done.exit.stopped is None and self.documents.is_compared()
+
+    async def _read(
+        self, code: str, limits: Limits, options: Sequence[str], tenant: str, *, compile_: bool
+    ) -> Run | None:
+        """Has Lean's language server read a text where no fork serves it. Returns None if a Lean of
+        its own has to run: it could be accepted, or a budget of Lean's ended it."""
+        documents = self.documents
+        if documents is None or not self.reads_documents:
+            return None
+        if forkable_header(self.environment, code) is None:
+            return None
+        asked_s = time.monotonic()
+        defined = tuple(each for each in self._known(options) if each.startswith("-D"))
+        key = DocumentKey(tenant, split_header(code).text, defined)
+        found = await documents.read(key, code, limits)
+        if found is None:
+            return None
+        done, printed = found
+        if done.exit.stopped is None and (printed.exhausted or (compile_ and not printed.failed)):
+            return None
+        begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
+        spent = Spent(begun_us=round(begun_s * 1e6), is_forked=True)
+        return Run(done, limits, printed, compiled=not compile_, spent=spent)
 
     async def _look_for(self, modules: Iterable[str]) -> None:
         """Raises ToolchainError if one of these modules was there when the environment was opened,
@@ -218,27 +299,28 @@ class Lean:
         args = [*options, *(_COMPILE if compile_ else ())]
         can_fork = load is None and not any(each.startswith(_NOT_FORKED) for each in args)
         done: Finished | None = None
-        lost_s = imported_s = 0.0
+        told: Evaluated | None = None
         if can_fork:
             done = await self._forked(slot, code, limits, args)
+            if done is not None and slot.sandbox is not None and slot.sandbox.watches:
+                told = Evaluated.of(done.exit.reports)
             if done is not None and _is_doubtful(done.exit):
-                lost_s, done = done.exit.cpu_s, None
+                done = None
+                # What it evaluated there it evaluates in a new Lean, where nobody sees that.
+                told = told if told is not None and told.free else None
         is_forked = done is not None
         if done is None:
-            timed = _TIMED if can_fork else ()
-            done = await self._started(slot, code, limits, [*timed, *args], load)
-            if timed:
-                done, imported_s = _untimed(done)
+            done = await self._started(slot, code, limits, args, load)
         begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
-        if lost_s:
-            done = replace(done, exit=replace(done.exit, cpu_s=done.exit.cpu_s + lost_s))
         # A link may lead to the worker's own files, and no verdict may tell of them.
         left = olean(slot)
         compiled = not compile_ or (not left.is_symlink() and left.is_file())
         run = await read_run(done, limits, compiled=compiled)
-        began_us, imported_us = round(begun_s * 1e6), round(imported_s * 1e6)
-        spent = Spent(begun_us=began_us, is_forked=is_forked, imported_us=imported_us)
-        return replace(run, spent=spent)
+        return replace(
+            run,
+            spent=Spent(begun_us=round(begun_s * 1e6), is_forked=is_forked),
+            evaluated=told,
+        )
 
     async def _started(
         self,
@@ -288,12 +370,31 @@ class Lean:
             self.forks.comparisons.begin(key, code, limits, seen)
         return done
 
+    async def try_imports(self, header: str) -> tuple[str, bool]:
+        """Has Lean import a header alone. Returns why it cannot read a library, "" if it can, and
+        whether it lacks a module. Raises ToolchainError if it does not work any more."""
+        done = await self._asked(f"{header}\n")
+        end = done.exit
+        # A kill from outside, as when memory is short, says nothing of a library.
+        if end.stopped is None and end.code not in (0, 1) and end.signal != signal.SIGKILL:
+            await self.prove()
+            return (
+                f"it dies of {signal_name(end.signal)}" if end.signal else f"it dies: {end}",
+                False,
+            )
+        said = Printed(done.stdout).messages
+        unread = (message.text for message in said if UNREADABLE.search(message.text))
+        return next(unread, ""), any(unknown_imports(said))
+
+    async def _asked(self, source: str) -> Finished:
+        async with self.slot() as slot:
+            sandbox = await self._plain(slot)
+            return await self._lean(sandbox, self.command(), _ASK_LIMITS, source)
+
     async def ask(self, source: str) -> str:
         """Returns Lean's output about a source of ours. Raises ToolchainError if Lean does not work
         on this machine any more, and SandboxError if it says nothing."""
-        async with self.slot() as slot:
-            sandbox = await self._plain(slot)
-            done = await self._lean(sandbox, self.command(), _ASK_LIMITS, source)
+        done = await self._asked(source)
         if done.exit.code not in (0, 1):
             await self.prove()
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
@@ -303,10 +404,14 @@ class Lean:
 
     def command(self, args: Sequence[str] = ()) -> list[str]:
         """Returns the command that reads a text from standard input."""
-        environment, toolchain = self.environment, self.environment.toolchain
-        # An older Lean knows none of these options, and would end with an error.
-        args = [a for a in args if toolchain.has_weak_options or not a.startswith("-Dweak.")]
-        return [*toolchain.command, *environment.options, *args, "--json", "--stdin"]
+        environment = self.environment
+        command = [*environment.toolchain.command, *environment.options]
+        return [*command, *self._known(args), "--json", "--stdin"]
+
+    def _known(self, args: Sequence[str]) -> list[str]:
+        """Returns the arguments without those at which an older Lean would end with an error."""
+        knows = self.environment.toolchain.has_weak_options
+        return [each for each in args if knows or not each.startswith("-Dweak.")]
 
     async def _plain(self, slot: Slot) -> Sandbox:
         """Returns the slot's sandbox in which Lean starts: an idle one that is alive, or a new
@@ -360,21 +465,11 @@ class Lean:
 
 def _is_doubtful(end: Exit) -> bool:
     """Returns whether a Lean that starts for the text alone has to run it again. The fork may have
-    died as a fork, or waited for a thread that no fork has. A run that worked for most of its wall
-    time waited for nothing, and would cost as much again."""
+    died as a fork, or waited for a thread that no fork has. One that worked, or waited for nothing
+    but a processor, would cost as much again."""
     if end.stopped == "wall":
-        return end.cpu_s < _WORKING_SHARE * end.wall_s
+        return end.waited_s >= _WAITING_SHARE * end.wall_s
     return end.stopped is None and end.signal is not None
-
-
-def _untimed(done: Finished) -> tuple[Finished, float]:
-    """Returns an end without the times that Lean has told behind it, and how long it imported."""
-    told = _TIMES.search(done.stderr)
-    if told is None:
-        return done, 0.0
-    imported = _IMPORTED.search(told[0])
-    imported_s = float(imported[1]) / (1000 if imported[2] == b"ms" else 1) if imported else 0.0
-    return replace(done, stderr=done.stderr[: told.start()]), imported_s
 
 
 async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:

@@ -28,8 +28,8 @@ _DECLARES = {"theorem", "lemma", "def", "abbrev", "instance", "example", "axiom"
 _DECLARES |= {"structure", "class", "inductive"}
 # What may stand before a command's own declaration. Any other reading of a text would cost time.
 _BEFORE = re.compile(
-    r"(?s)(?:\s|(?:mutual|class)\s|(?>/--.*?-/)|@\[[^\]]*\]"
-    r"|(?:private|protected|noncomputable|unsafe|partial|nonrec|local|scoped|public|meta)\s)*+"
+    r"(?s)(?:\s|(?:mutual|class)\s|/--.*?-/|@\[[^\]]*\]"
+    r"|(?:private|protected|noncomputable|unsafe|partial|nonrec|local|scoped|public|meta)\s)*"
 )
 _NAME = re.compile(r"[^\W\d]|«")
 _MOST_DECLARATIONS, _MOST_PARTS, _MOST_CHARS = 1000, 3, 100

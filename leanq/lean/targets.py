@@ -18,6 +18,7 @@ import msgspec
 from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
+from leanq.lean.audit.closing import Marks
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.image import Name
 from leanq.lean.audit.judge_client import Parts
@@ -31,7 +32,7 @@ from leanq.lean.hashes import hash_bytes, is_ours
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
 from leanq.lean.snapshots.cache import Manifest, SnapshotCache
-from leanq.queue.requests import Reply, Request
+from leanq.queue.requests import LEAN_VERDICTS, Reply, Request
 
 _KEPT_BYTES = 64 << 20
 # Raise it when the format on disk changes.
@@ -77,6 +78,18 @@ class _Compiled(NamedTuple):
         raise InvalidRequestError(text)
 
 
+class UncompiledError(InvalidRequestError):
+    """Lean says that a target does not compile.
+
+    Attributes:
+        why: what Lean says.
+    """
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text, why)
+        self.why = why
+
+
 class Targets:
     """The targets of one environment, in memory and, with a cache, on disk."""
 
@@ -100,22 +113,23 @@ class Targets:
         compiled.check(request.holes)
         return Target(compiled.file, compiled.ending, holes=request.holes)
 
-    def modules(self, theorems: Sequence[str]) -> list[str]:
-        """Returns the modules of those of the environment's theorems that have been targets."""
-        names = map(module_parts, theorems)
-        return [display(self._found[name][0]) for name in names if name in self._found]
-
     async def of_source(
-        self, source: str, filled: str, request: Request, stated: str
+        self,
+        source: str,
+        filled: str,
+        request: Request,
+        opened: str = "",
+        marks: Marks | None = None,
     ) -> tuple[Target, str]:
         """Returns a source with holes as the target of ``filled``, the source with its holes
-        filled, and the salt of its examples' names. In ``stated`` all but the hole in question are
-        filled alike. Raises InvalidRequestError if the source does not compile any more, or the
-        filling uses up the names."""
+        filled, and the salt of its examples' names. If some holes alone are filled, these are
+        marked in both, and ``opened`` is the source with the markers. Raises InvalidRequestError if
+        the source does not compile any more, or the filling uses up the names."""
         salt, names = _unused_names(source, filled)
-        text, options = await asyncio.to_thread(named_as_in_source, stated, source, salt)
+        text, options = await asyncio.to_thread(named_as_in_source, opened or source, source, salt)
         compiled = await self._compiled(text, request, options)
-        target = Target(compiled.file, compiled.ending, holes=None, is_whole=True, examples=names)
+        file, ending = compiled.file, compiled.ending
+        target = Target(file, ending, holes=None, is_whole=True, marks=marks, examples=names)
         return target, salt
 
     async def _compiled(
@@ -142,7 +156,10 @@ class Targets:
             outcome = run.outcome
             if outcome.verdict not in ("accepted", "incomplete"):
                 why = self._why(outcome, ended)
-                raise InvalidRequestError(f"the target does not compile: {why}")
+                text = f"the target does not compile: {why}"
+                if outcome.verdict in LEAN_VERDICTS:
+                    raise UncompiledError(text, why)
+                raise InvalidRequestError(text)
             try:
                 file = await asyncio.to_thread(read_parts, olean(slot))
                 return await asyncio.to_thread(_Compiled.of, file, ended.name)

@@ -39,7 +39,7 @@ class Site:
         self.write("project/build/P.olean", "p")
         self.write("project/lakefile.toml", 'name = "p"')
         self.write("project/lake-manifest.json", "{}")
-        self.write("project/lean-toolchain", "leanprover/lean4:v4.20.0")
+        self.write("project/lean-toolchain", "leanprover/lean4:stable")
         self.write("project/P.lean", "theorem p : True := trivial")
         self.write("project/P/Q.lean", "theorem q : True := trivial")
         self.set_version("4.20.0", "abc123")

@@ -14,7 +14,7 @@ from support.producer.routes import first_shard
 from support.queue.queues import Queue
 
 from leanq.client import AsyncLeanQClient
-from leanq.errors import RequestError
+from leanq.errors import LostError, RequestError
 from leanq.queue.keys import Keys, new_request_id
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.results import Submission
@@ -93,7 +93,9 @@ async def test_replies(settings: Settings, seed: int) -> None:
         for request_id in request_ids:
             await connection.set(keys.request(request_id), hostile(rng), px=60_000)
         ends = await asyncio.gather(*map(lean.attach, request_ids), return_exceptions=True)
-        assert [end for end in ends if not isinstance(end, Reply | RequestError)] == []
+        # One may be of another release, whose worker never comes.
+        known = Reply | RequestError | LostError
+        assert [end for end in ends if not isinstance(end, known)] == []
         # And where replies are read as they come.
         shard_client = first_shard(lean)
         inbox = keys.of("inbox", shard_client.client)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,8 +20,8 @@ from leanq.lean import check as check_module
 from leanq.lean import lean_driver as lean_module
 from leanq.lean import process as program_module
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.process import limits_of
 from leanq.lean.toolchain import ask
+from leanq.lean.watch import Watch
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.wire import pack_reply
 
@@ -139,7 +137,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
 ) -> None:
     seen: list[str] = []
 
-    def watched(module: ModuleType, name: str) -> Callable[..., Any]:
+    def watched(module: object, name: str) -> Callable[..., Any]:
         real = getattr(module, name)
 
         def call(*args: Any) -> Any:
@@ -152,7 +150,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     driver = await site.driver()
     for module, name in (
         (program_module, "Printed"),
-        (check_module, "Examples"),
+        (check_module.Examples, "of"),
         (check_module, "read_parts"),
     ):
         monkeypatch.setattr(module, name, watched(module, name))
@@ -160,7 +158,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     monkeypatch.setattr(check_module, "_AT_ONCE_BYTES", 0)
     code = "prelude\nimport Core\n-- an example\ntheorem t : True := True.intro\n"
     assert (await driver.run(check(code))).verdict == "accepted"
-    assert seen == ["Printed", "read_parts", "Examples"]
+    assert seen == ["Printed", "read_parts", "of"]
 
 
 @pytest.mark.slow
@@ -392,10 +390,27 @@ async def test_no_verdict_is_about_other_files_than_its_fingerprint(
     assert (reply.verdict, reply.axioms) == ("accepted", ())
     assert before != reply.fingerprint == library.open().fingerprint
     # As while it is built.
-    monkeypatch.setattr(Environment, "has_others", lambda *_: True)
+    monkeypatch.setattr(Environment, "changed", lambda _: True)
+    monkeypatch.setattr(Watch, "is_quiet", lambda _: False)
     reply = await driver.run(check(code))
     assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
     assert "the library's files change while the text is read" in reply.messages[-1].text
+
+
+@pytest.mark.slow
+async def test_no_verdict_is_about_a_replaced_library_behind_another(
+    either: Site, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.compile("theorem given (p : Prop) (h : p) : p := h", "Basis")
+    library.compile("theorem taken (p : Prop) (h : p) : p := given p h", imports="Basis")
+    driver = await either.one(library.open)
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 3600.0)
+    before = library.open().fingerprint
+    # The library that the header names stays as it is.
+    library.compile("axiom given (p : Prop) (h : p) : p", "Basis")
+    code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := taken p"
+    reply = await driver.run(check(code))
+    assert before != reply.fingerprint == library.open().fingerprint
 
 
 @pytest.mark.slow
@@ -489,38 +504,45 @@ async def test_a_library_that_came_with_a_hole_makes_no_text_wrong(
         assert "lacks a module that its other modules import" in reply.messages[-1].text
 
 
-async def test_a_lean_that_starts_says_how_long_it_imported_and_nothing_else(site: Site) -> None:
-    driver = await site.driver(forks=None)
+@pytest.mark.slow
+async def test_theorems_beyond_the_first_thousand_are_counted(site: Site) -> None:
     text = "prelude\nimport Core\n"
-    for code in (f"{text}theorem t (p : Prop) : p := by sorry", f"{text}theorem t : nonsense := 1"):
-        reply = await driver.run(check(code))
-        assert reply.spent
-        assert reply.spent.is_forked is False
-        assert 0 < reply.spent.imported_us < reply.wall_s * 1e6
-        assert not any("import" in message.text for message in reply.messages)
+    text += "".join(f"theorem t{n} (p : Prop) (h : p) : p := h\n" for n in range(1003))
+    reply = await site.check(text, statements=False)
+    assert reply.verdict == "accepted"
+    assert (len(reply.theorems), reply.more_theorems) == (1000, 3)
+    assert reply.theorems[-1].name == "t999"
 
 
-@pytest.mark.parametrize(
-    ("stderr", "left", "imported_s"),
-    [
-        (b"", b"", 0.0),
-        (b"it broke\n", b"it broke\n", 0.0),
-        (b"x\ncumulative profiling times:\n\timport 293ms\n\tparsing 0.2ms\n", b"x\n", 0.293),
-        (b"cumulative profiling times:\n\ta b 1ms\n\timport 1.5s\n", b"", 1.5),
-        (b"cumulative profiling times:\n\timport 1.5s\nmore\n", None, 0.0),
-        (b"cumulative profiling times:\n\timport 1.5.5s\n", b"", 0.0),
-    ],
-)
-async def test_leans_times_are_read_and_taken_off(
-    site: Site, stderr: bytes, left: bytes | None, imported_s: float
+async def test_theorems_have_the_names_that_a_text_of_the_module_system_gives_them(
+    site: Site,
 ) -> None:
-    lean = (await site.driver(site.shell(), forks=None)).opened.lean
-    script = f"printf %s {shlex.quote(stderr.decode())} >&2"
-    async with lean.slot() as slot:
-        run = await lean.run(slot, script, limits_of(check(script)))
-    assert run.done.stderr == (stderr if left is None else left)
-    assert run.spent is not None
-    assert run.spent.imported_us == imported_s * 1e6
+    text = "module\nprelude\nnamespace A\ntheorem t (p : Prop) (h : p) : p := h\nend A\n"
+    reply = await site.check(f"{text}public theorem u (p : Prop) (h : p) : p := h\n")
+    assert [theorem.name for theorem in reply.theorems] == ["A.t", "u"]
+
+
+async def test_many_forbidden_axioms_are_counted_and_who_leads_there_is_named(
+    site: Site, library: Library
+) -> None:
+    library.compile("".join(f"axiom x{n} (p : Prop) : p\n" for n in range(12)), "Basis")
+    text = "prelude\nimport Core\nimport Basis\ntheorem fine (p : Prop) (h : p) : p := h\n"
+    all_ = " ".join(f"have _ := x{n} p;" for n in range(12))
+    text += f"theorem first (p : Prop) : p := by {all_} exact x11 p\n"
+    reply = await (await site.one(library.open)).run(check(f"{text}theorem last : True := first _"))
+    assert reply.reason == "forbidden_axiom"
+    assert reply.messages[-1].text == (
+        "leanq: it declares or rests on axioms not allowed: x0, x1, x10 and 9 more; "
+        "first rests on x0"
+    )
+    assert reply.axioms is not None
+    assert len(reply.axioms) == 12
+
+
+async def test_a_byte_order_mark_is_named(site: Site) -> None:
+    reply = await site.check("\ufefftheorem t (p : Prop) (h : p) : p := h")
+    assert reply.verdict == "rejected"
+    assert "begins with a byte order mark" in reply.messages[-1].text
 
 
 async def test_a_text_that_says_itself_that_an_import_is_missing(either: Site) -> None:

@@ -284,7 +284,7 @@ async def test_a_slow_request_is_profiled_from_its_page(
     told = Profile((DeclarationTime("<b>t</b>", 1, 2.5, (("simp", 2.0),)),), 7.0, "u")
     scripted.replies[slow] = Reply("accepted", cpu_s=1.5)
     scripted.replies[quick] = Reply("accepted", cpu_s=0.5)
-    form = 'action="/page/profile"'
+    form = 'action="page/profile"'
     assert form not in await checked(gateway, quick)
     page = await checked(gateway, slow)
     assert form in page
@@ -300,7 +300,7 @@ async def test_a_slow_request_is_profiled_from_its_page(
     assert "The first declaration of which Lean told nothing: " in page
     # A profile has none of its own.
     assert form not in page
-    (again,) = re.findall(r"/page/requests/([^/\"]+)/text", page)
+    (again,) = re.findall(r"page/requests/([^/\"]+)/text", page)
     assert (await post(gateway, "/page/profile", request_id=unquote(again))).status_code == 404
     for none in ("0-none", "9" * 5000 + "-a"):
         assert (await post(gateway, "/page/profile", request_id=none)).status_code == 404

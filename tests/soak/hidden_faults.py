@@ -41,9 +41,8 @@ from support.gateway.gateways import key_file
 from support.lean.sandboxes import children
 from support.paths import ROOT
 from support.producer.troubled_machine import TroubledMachine
+from support.servers import find_server
 from support.terminals import LEANQ
-
-from leanq.local import find_server
 
 OBSERVABILITY = ROOT / "deploy" / "observability"
 # The fault begins once rates of five minutes have something to compare with.
@@ -85,7 +84,7 @@ class Fleet:
             self.toolchains.append(own)
         self.disk: Any = None
         if on_disk:
-            from bench.packs import SlowMount
+            from support.lean.slow_mount import SlowMount
 
             self.disk = stack.enter_context(SlowMount(own, folder / "disk", 0.0))
             self.toolchains[1] = self.disk.at

@@ -469,7 +469,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--nemeses", type=lambda text: text.split(","), default=list(NEMESES))
     parser.add_argument("--attempts", type=int, default=Plan.attempts, help="LEANQ_MAX_ATTEMPTS")
-    parser.add_argument("--driver", choices=("echo", "lean", "repl"), default="echo")
+    parser.add_argument("--driver", choices=("echo", "lean", "server"), default="echo")
     parser.add_argument("--clusters", type=int, default=1)
     parser.add_argument("--workers", type=int, default=Plan.workers, help="of each cluster")
     parser.add_argument("--slots", type=int, default=Plan.slots, help="of each worker")

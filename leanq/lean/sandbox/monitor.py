@@ -38,6 +38,7 @@ _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot 
 _RESOURCES = 16  # the limits that Linux knows
 _STATUS = struct.Struct("=i")
 _HELD = b"held"
+_MOST_REPORTS, _REPORT_BYTES = 8, 1024
 _DESCRIPTORS = (1 << 31) - 1
 _RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the worker decides
@@ -83,10 +84,10 @@ class Monitor:
         scratch: Scratch,
         group: Cgroup,
         nice: int,
-        go_on: Callable[[Sequence[str]], NoReturn] | None = None,
+        go_on: Callable[[Sequence[str], int], NoReturn] | None = None,
     ) -> None:
-        """``go_on`` turns a fork of this process into the program, with the program's arguments,
-        instead of an exec. It needs pid namespaces."""
+        """``go_on`` turns a fork of this process into the program, with the program's arguments and
+        a socket for its reports, instead of an exec. It needs pid namespaces."""
         self._channel = channel
         self._go_on = go_on
         # Memory that a fork shares with this process is not the program's.
@@ -99,6 +100,7 @@ class Monitor:
         self._pid = os.getpid()
         self._own_state = _own_state()
         self._program = 0  # pid of the program or its holder; 0 while nothing runs
+        self._told: socket.socket | None = None  # our end of a fork's socket for its reports
         # A fork needs no holder: it gets a first process beside it.
         self._first = FirstProcess() if go_on else None
         self._has_holder = walls.own_pids and not go_on
@@ -240,6 +242,7 @@ class Monitor:
         """Ends the rest of the program and reports. Its status is the main process's."""
         if stopped and self._limited:
             self._usage.sample()
+        waited_s = self._usage.waited_s() if stopped == "wall" else 0.0
         end_all(self._statuses)
         self._poll.unregister(self._pidfd)
         os.close(self._pidfd)
@@ -271,9 +274,23 @@ class Monitor:
                 self._usage.peak_bytes - self._shared_bytes, self._group.peak_bytes, 0
             ),
             "scratch_bytes": int(min(written_bytes, 1 << 62)),
+            "waited_s": waited_s,
+            "reports": self._reports(),
         }
         tell(self._channel, {"exit": report, "limited": self._limited}, self._scratch.fds)
         self._scratch.close()
+
+    def _reports(self) -> list[str]:
+        """Returns what a fork has told. It has ended, so nothing comes any more."""
+        if self._told is None:
+            return []
+        reports: list[str] = []
+        self._told.setblocking(False)
+        with self._told as told, contextlib.suppress(OSError):
+            while len(reports) < _MOST_REPORTS and (packet := told.recv(_REPORT_BYTES)):
+                reports.append(packet.decode(errors="replace"))
+        self._told = None
+        return reports
 
     def _status(self) -> int:
         """Returns the wait status of the program, which has ended."""
@@ -299,15 +316,25 @@ class Monitor:
         """Starts the program behind its walls; returns the pid of a first process beside it or 0,
         its own pid or its holder's, and its channel for reports."""
         reports, report = os.pipe2(os.O_CLOEXEC)
+        told = tells = None
         try:
+            if self._go_on is not None:
+                told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             first, pid = self._walls.fork(self._first)
             if pid == 0:
-                self._become(order, fds, report)
+                self._become(order, fds, report, tells)
         except OSError:
             os.close(reports)
+            if told is not None:
+                told.close()
             raise
         finally:
             os.close(report)
+            if tells is not None:
+                tells.close()
+        if self._told is not None:  # of one that could not begin
+            self._told.close()
+        self._told = told
         # It ends when the program has taken over, or when the holder says that it has started it.
         text = os.read(reports, len(_HELD))
         if text not in (b"", _HELD):
@@ -315,8 +342,11 @@ class Monitor:
                 raise OSError(*json.loads(text + file.read()))
         return first, pid, reports
 
-    def _become(self, order: dict[str, Any], fds: list[int], report: int) -> NoReturn:
-        """Turns this fork into the program, or its holder. All descriptors but 0 to 2 close."""
+    def _become(
+        self, order: dict[str, Any], fds: list[int], report: int, tells: socket.socket | None
+    ) -> NoReturn:
+        """Turns this fork into the program, or its holder. All descriptors but 0 to 2 close, and
+        the one for a fork's reports."""
         argv = order["argv"]
         try:
             os.nice(self._nice)
@@ -327,12 +357,12 @@ class Monitor:
             if order["limits"]:
                 _limit_cpu(0, order["limits"]["cpu_s"])
             self._group.enter()
-            if self._go_on is not None:
+            if self._go_on is not None and tells is not None:
                 self._walls.enter()
                 os.chdir(self._scratch.path)
-                _keep_only(fds, report)
+                _keep_only(fds, report, tells.fileno())
                 _be_program(order["env"])
-                self._go_on(argv)
+                self._go_on(argv, tells.fileno())
             if self._walls.own_pids:
                 self._walls.enter()
                 os.chdir(self._scratch.path)
@@ -374,10 +404,13 @@ class Monitor:
         os._exit(0)
 
 
-def _keep_only(fds: Sequence[int], report: int) -> None:
-    """Makes these the standard streams, and closes all other descriptors, Lean's own among them,
-    but a pipe of libuv's. libuv makes it in each fork, and the next fork closes those numbers, even
-    if they belong to a program that Lean starts by then. No other pipe has both its ends here."""
+def _keep_only(fds: Sequence[int], report: int, tells: int) -> None:
+    """Makes these the standard streams, and closes all other descriptors, also those of Lean.
+
+    The one that ``tells`` stays, and one pipe. libuv makes it in each fork, and the next fork
+    closes its two numbers, even if a program that Lean has started holds them by then. No other
+    pipe has both its ends here.
+    """
     others = {os.fstat(fd).st_ino for fd in (*fds, report)}
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
@@ -388,7 +421,8 @@ def _keep_only(fds: Sequence[int], report: int) -> None:
             if stat.S_ISFIFO(found.st_mode) and found.st_ino not in others:
                 pipes[found.st_ino].append(fd)
     begin = len(fds)
-    for fd in chain.from_iterable(both for both in pipes.values() if len(both) == 2):
+    pipe = chain.from_iterable(both for both in pipes.values() if len(both) == 2)
+    for fd in sorted([*pipe, tells]):
         os.closerange(begin, fd)
         begin = fd + 1
     os.closerange(begin, _DESCRIPTORS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -48,7 +48,8 @@ class Exit:
     ``killed`` if it was not wanted any more; None if it ended by itself. ``cpu_s`` counts from its
     start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample, 0
     for a program that ended within a tenth of a second. ``scratch_bytes`` is the last size of its
-    scratch folder.
+    scratch folder. ``waited_s``: at its wall limit, for how long nothing of it had run or been
+    ready to run. ``reports``: what a fork has told of itself, in this order.
     """
 
     code: int | None
@@ -58,6 +59,8 @@ class Exit:
     wall_s: float
     peak_bytes: int
     scratch_bytes: int = 0
+    waited_s: float = 0.0
+    reports: Sequence[str] = ()
 
     @classmethod
     def of(cls, status: int, **used: Any) -> Exit:

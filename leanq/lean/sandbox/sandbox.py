@@ -85,6 +85,8 @@ class Sandbox:
     """False once the supervisor has died or the sandbox was closed: open another."""
     counts: bool = True
     """Whether the metrics count its programs that die; those of a trial may be meant to."""
+    watches: bool = False
+    """Whether its programs report which constants of a text Lean evaluates."""
     left: Path = field(init=False)
     """The same folder for the worker: the files of the last program that ended, or of the one that
     :meth:`start` started. They stay until the next program or ``clear``."""
@@ -276,7 +278,7 @@ class Sandbox:
         process = Process(ours, most_bytes, tail=dialogue, tell=self._tell, give_up=self._give_up)
         self._process = process
         process.counts = self.counts
-        count("leanq_lean_starts_total", "repl" if dialogue else "lean")
+        count("leanq_lean_starts_total", "server" if dialogue else "lean")
         try:
             self._tell({"start": order}, theirs)
         except OSError as error:  # larger than a packet may be

@@ -82,7 +82,7 @@ def keep_programs(
     namespaces: Sequence[str],
     fatal: Sequence[int],
     *,
-    go_on: Callable[[Sequence[str]], NoReturn] | None = None,
+    go_on: Callable[[Sequence[str], int], NoReturn] | None = None,
 ) -> int:
     """Takes the last steps inside, then keeps programs, as inner; returns its exit status."""
     base = hello["folders"][0]

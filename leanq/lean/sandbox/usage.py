@@ -14,6 +14,8 @@ _KINDS = (b"\nRssAnon:", b"\nVmSwap:", b"\nVmPTE:", b"\nHugetlbPages:")
 # The content of one process's pipes once its user's share of larger ones is taken: two pages behind
 # each of as many descriptors as it may have (leanq.lean.sandbox.walls).
 _PIPES_KB = 64 * 8
+# The states of a thread that runs, or is ready to, or waits for a disk.
+_WORKS = (b"R", b"D")
 # The CPU time of a sample that is not the program's doing: one of some ten processes.
 _FREE_SAMPLE_S = 0.001
 
@@ -74,6 +76,7 @@ class UsageSampler:
         self.tasks = 0
         self.memory_bytes = 0
         self.peak_bytes = 0
+        self._worked_at_s = time.monotonic()
         self._inherited_before_s = _inherited_s()
         self._own: dict[tuple[int, bytes], int] = {}  # ticks, by pid and start time
         self._gone = 0  # ticks of processes that are gone
@@ -104,14 +107,26 @@ class UsageSampler:
         self._sampling_s += max(0.0, time.process_time() - began_s - _FREE_SAMPLE_S)
         self._note(inherited_s + ticks / _TICKS_PER_S, own, kilobytes << 10)
 
+    def waited_s(self) -> float:
+        """Returns for how long no sample saw work, if no thread runs now or is ready to run."""
+        for pid in descendants():
+            with contextlib.suppress(OSError):  # it, or its thread, ended
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    if stat_fields(f"{pid}/task/{task}")[0] in _WORKS:
+                        return 0.0
+        return time.monotonic() - self._worked_at_s
+
     def conclude(self) -> None:
         """Measures after all descendants have ended, without a look for them."""
         self._note(_inherited_s() - self._inherited_before_s, {}, 0)
 
     def _note(self, times_s: float, own: dict[tuple[int, bytes], int], memory_bytes: int) -> None:
+        before = self._gone + sum(self._own.values())
         self._gone += sum(spent for who, spent in self._own.items() if who not in own)
         self._own = own
         seen = self._gone + sum(own.values())
+        if seen > before:
+            self._worked_at_s = time.monotonic()
         self.cpu_s = max(self.cpu_s, self._sampling_s + max(times_s, seen / _TICKS_PER_S))
         self.memory_bytes = memory_bytes
         self.peak_bytes = max(self.peak_bytes, memory_bytes)

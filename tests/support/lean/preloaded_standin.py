@@ -25,6 +25,7 @@ class Preloaded:
         header: bytes,
         when_ready: Callable[[int], NoReturn],
     ) -> None:
+        self.unwatched = ""
         self._header = header
         self._when_ready = when_ready
         self._kept = ctypes.create_string_buffer(KEPT)
@@ -43,11 +44,13 @@ class Preloaded:
                 os.close(fd)
         self._pipe = os.pipe()
 
-    def go_on(self) -> NoReturn:
-        """Runs the program, which finds as ``kept`` the address of what the zygote has."""
+    def go_on(self, reports: int | None = None) -> NoReturn:
+        """Runs the program, which finds as ``kept`` the address of what the zygote has, and as
+        ``reports`` the number of the socket for its reports."""
         with open(0, "rb", closefd=False) as stdin:
             program = stdin.read().decode()
         names = {"kept": ctypes.addressof(self._kept), "size": len(KEPT), "pipe": self._pipe}
+        names["reports"] = reports
         status = 0
         try:
             exec(compile(program, "<stdin>", "exec"), names)
