@@ -102,7 +102,8 @@ class Campaign:
             BusyError: another coordinator runs the campaign.
             UsageError: the campaign cannot use the data or the results, or all first rows lack a
                 field.
-            UnavailableError, UnknownEnvironmentError: as :meth:`.coordinator.Coordinator.run`.
+            UnavailableError, UnknownEnvironmentError, ToolchainError: as
+                :meth:`.coordinator.Coordinator.run`.
         """
         if dataset is None:
             dataset = open_dataset(self.data, self.fields)
@@ -132,7 +133,9 @@ class Campaign:
             observer.warn(f"the replay memory {self.replay} lacks {memory.dropped:,} entries")
         return end
 
-    def _remember(self, memory: ReplayWriter, row: Row, sample: int, reply: Reply) -> None:
+    def _remember(
+        self, memory: ReplayWriter, row: Row, sample: int, text: str, reply: Reply
+    ) -> None:
         tags = {
             "campaign": os.path.basename(self.out),
             "tenant": self.plan.options.get("tenant", "default"),
@@ -146,7 +149,7 @@ class Campaign:
         # A check has no target, and a hole can be filled with the question itself.
         is_compared = row.target is not None and not row.holes
         earned = earned_by(reply) if is_compared else None
-        memory.add(reply, row.codes[sample], earned=earned, tags=tags)
+        memory.add(reply, text, earned=earned, tags=tags)
 
     def write_spec(self) -> None:
         """Writes the file that :meth:`of_results` reads; raises UsageError."""

@@ -23,10 +23,12 @@ from leanq.errors import (
     ClosedError,
     LeanQError,
     QueueError,
+    ToolchainError,
     UnknownEnvironmentError,
     UsageError,
 )
 from leanq.fleet.shown import duration
+from leanq.lean.completions import Outcome, best_of, outcome_of
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     ECHO_ENVIRONMENT,
@@ -103,7 +105,8 @@ class Observer(Protocol):
 class Coordinator:
     """Runs one campaign, from its journal's cursor to the end of its data.
 
-    Calls ``settled`` with the row, the sample's number and the reply; it must not raise.
+    Calls ``settled`` with the row, the sample's number, the text that was read and the reply; it
+    must not raise.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Coordinator:
         journal: Journal,
         plan: Plan,
         observer: Observer,
-        settled: Callable[[Row, int, Reply], None] | None = None,
+        settled: Callable[[Row, int, str, Reply], None] | None = None,
     ) -> None:
         self._client = client
         self._settled = settled
@@ -147,6 +150,7 @@ class Coordinator:
             UnavailableError: the queue was unreachable for longer than the client's
                 ``unavailable_timeout_s``.
             UnknownEnvironmentError: no worker has ever offered the environment.
+            ToolchainError: a worker's Lean cannot read a library that a row imports.
             UsageError: the results cannot be written, or every coordinator of this campaign dies.
         """
         if self._journal.fruitless_starts > _MAX_FRUITLESS_STARTS:
@@ -224,7 +228,7 @@ class Coordinator:
     def _send(self, row: Row, sample: int) -> None:
         task = asyncio.create_task(self._check(row, sample))
         self._in_flight[task] = row
-        self._in_flight_bytes += len(row.codes[sample])
+        self._in_flight_bytes += sum(map(len, row.codes[sample]))
         task.add_done_callback(lambda task: self._ended(task, sample))
 
     async def _check(self, row: Row, sample: int) -> None:
@@ -235,15 +239,21 @@ class Coordinator:
             # Only once the task runs: cancelled before, it could leave no record.
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
-            reply = await self._ask(row, sample)
-            record = of_reply(row, sample, reply)
+            text, reply = await self._ask(row, sample)
+            if reply.reason == "library_unreadable":
+                raise ToolchainError(
+                    f"the campaign stops, as line {row.line} imports what Lean cannot read: "
+                    f"{one_line(reply.messages[-1].text, _MESSAGE_CHARS)}; mend the library, and "
+                    "run the campaign again: it goes on where it was"
+                )
+            record = of_reply(row, sample, text, reply)
             if len(self._first_replies) < _FIRST_REPLIES:
                 self._first_replies.append(reply)
                 if len(self._first_replies) == _FIRST_REPLIES:
                     self._warn_of_environment()
             if self._settled:
-                self._settled(row, sample, reply)
-        except (QueueError, ClosedError, UnknownEnvironmentError):
+                self._settled(row, sample, text, reply)
+        except (QueueError, ClosedError, UnknownEnvironmentError, ToolchainError):
             # The row is not to blame.
             raise
         except LeanQError as error:
@@ -257,22 +267,35 @@ class Coordinator:
         if self._plan.first_success and record["verdict"] == "accepted":
             self._solve(row)
 
-    async def _ask(self, row: Row, sample: int) -> Reply:
-        code, request_id = row.codes[sample], self._request_id(row, sample)
+    async def _ask(self, row: Row, sample: int) -> tuple[str, Reply]:
+        """Returns the text of a code that is accepted, or else the first one that its verdict rests
+        on, and the reply to it."""
+
+        async def ask(numbered: tuple[int, str]) -> tuple[tuple[str, Reply], Outcome]:
+            number, text = numbered
+            reply = await self._reply(row, text, self._request_id(row, sample, number, text))
+            return (text, reply), outcome_of(reply)
+
+        found = await best_of(enumerate(row.codes[sample]), ask)
+        assert found
+        return found
+
+    async def _reply(self, row: Row, text: str, request_id: str) -> Reply:
         options: Check = {**self._plan.options, "request_id": request_id}
         if options.get("env") == ECHO_ENVIRONMENT:
             of_echo: Any = {name: value for name, value in options.items() if name in _ECHO_OPTIONS}
-            await self._client.echo(code.encode(), **of_echo)
+            await self._client.echo(text.encode(), **of_echo)
             return Reply(request_id=request_id)
         if row.target is None:
-            return await self._client.check(code, **options)
-        return await self._client.verify(row.target, code, holes=row.holes, **options)
+            return await self._client.check(text, **options)
+        return await self._client.verify(row.target, text, holes=row.holes, **options)
 
-    def _request_id(self, row: Row, sample: int) -> str:
-        text = f"{row.line} {sample}".encode()
-        name = urlsafe_b64encode(blake2b(text, key=self._token, digest_size=12).digest()).decode()
+    def _request_id(self, row: Row, sample: int, number: int, text: str) -> str:
+        place = f"{row.line} {sample}" + f" {number}" * bool(number)
+        digest = blake2b(place.encode(), key=self._token, digest_size=12).digest()
+        name = urlsafe_b64encode(digest).decode()
         # Equal texts go to the same shard, where their checks can meet.
-        digest = blake2b(row.codes[sample].encode(), digest_size=4).digest()
+        digest = blake2b(text.encode(), digest_size=4).digest()
         return f"{int.from_bytes(digest) % self._client.settings.shards}-{name}"
 
     def _solve(self, row: Row) -> None:
@@ -297,7 +320,7 @@ class Coordinator:
 
     def _ended(self, task: asyncio.Task[None], sample: int) -> None:
         row = self._in_flight.pop(task)
-        self._in_flight_bytes -= len(row.codes[sample])
+        self._in_flight_bytes -= sum(map(len, row.codes[sample]))
         if siblings := self._siblings.get(problem(row)):
             siblings.discard(task)
             if not siblings:

@@ -13,7 +13,8 @@ A record is a JSON object. Its fields, in this order:
 - ``failed``: only if the row has a target: the theorems of the target that are not proved.
 - ``axioms``, ``kernel``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``,
   ``audit_s``, ``fingerprint``, ``request_id``: the reply's.
-- ``code_hash``: 16 hexadecimal digits, equal for equal texts (with equal targets).
+- ``code_hash``: of the text that was accepted, or else of the first one that the verdict rests on.
+  It has 16 hexadecimal digits, equal for equal texts with equal targets.
 - ``error``: why nothing was checked, as one line. Besides it the record has ``id``, ``line`` and
   ``verdict``, and where they are known ``sample``, ``problem``, ``tags`` and ``holes``.
 
@@ -47,23 +48,23 @@ _ALWAYS = frozenset({"id", "line", "verdict"})
 _ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})
 
 
-def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
-    """Returns the record of the reply to the row's text number ``sample`` (from 0)."""
+def of_reply(row: Row, sample: int, text: str, reply: Reply) -> dict[str, Any]:
+    """Returns the record of the reply to a text of the row's code number ``sample`` (from 0)."""
     record = _head(row, sample) | reply_to_json(reply, ANSWER)
     if row.target is None:
         del record["failed"]
-    record["code_hash"] = code_hash(row, sample)
+    record["code_hash"] = code_hash(row, text)
     return record
 
 
 def of_error(row: Row | BadRow, sample: int | None, error: str) -> dict[str, Any]:
-    """Returns the record of a row, or of its text number ``sample``, that could not be checked."""
+    """Returns the record of a row, or of its code number ``sample``, that could not be checked."""
     return {**_head(row, sample), "verdict": None, "error": error}
 
 
 def cancelled(row: Row, sample: int) -> dict[str, Any]:
-    """Returns the record of a text that was not sent, since another attempt had succeeded."""
-    return of_reply(row, sample, Reply("cancelled", reason="withdrawn"))
+    """Returns the record of a code that was not sent, since another attempt had succeeded."""
+    return of_reply(row, sample, row.codes[sample][0], Reply("cancelled", reason="withdrawn"))
 
 
 def pack(record: dict[str, Any]) -> bytes:
@@ -105,9 +106,9 @@ def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
     return record
 
 
-def code_hash(row: Row, sample: int) -> str:
-    text = row.codes[sample] if row.target is None else f"{row.target}\0{row.codes[sample]}"
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+def code_hash(row: Row, text: str) -> str:
+    whole = text if row.target is None else f"{row.target}\0{text}"
+    return blake2b(whole.encode(), digest_size=8).hexdigest()
 
 
 def is_parquet(path: str) -> bool:

@@ -132,15 +132,6 @@ class CampaignStatus(SubmittedCampaign):
     error: str | None
     digest: str | None
 
-    @property
-    def tenant(self) -> str:
-        return self.campaign.plan.options.get("tenant", "default")
-
-    @property
-    def problems(self) -> list[str]:
-        """All that went wrong, the gravest first."""
-        return [*filter(None, [self.error]), *self.warnings, *self.bad_rows]
-
     def shown(self) -> SubmittedCampaign:
         """Returns the part that callers see, without the places of its files."""
         return SubmittedCampaign(*(getattr(self, each.name) for each in fields(SubmittedCampaign)))

@@ -1,4 +1,4 @@
-"""Submitted campaigns, as clients and gateways know them: their status, the files of their rows,
+"""Submitted campaigns, as clients know them: their status, the files of their rows,
 and their results."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -90,17 +90,13 @@ def submit_rows(
     rows: bytes,
     plan: Plan,
     request_id: str | None = None,
-    *,
-    check_room: Callable[[Path], None] = lambda _: None,
-) -> tuple[CampaignStatus, bool]:
-    """Writes rows to their tenant's folder, and submits the campaign over them; returns it, and
-    whether this call submitted it.
+) -> CampaignStatus:
+    """Writes rows to their tenant's folder, and returns the campaign over them, which it submits.
 
     Args:
         folder: the folder for all tenants' rows.
         request_id: the caller's name for the campaign. However often and wherever this is called,
             the campaign is submitted once.
-        check_room: gets the tenant's folder before anything is written; may raise.
 
     Raises:
         UsageError, OSError: as :func:`write_campaign`.
@@ -108,25 +104,23 @@ def submit_rows(
     """
     own = folder_of(folder, plan.options["tenant"])
     if request_id is None:
-        check_room(own)
-        return campaigns.show(campaigns.submit(write_campaign(own, rows, plan))), True
+        return campaigns.show(campaigns.submit(write_campaign(own, rows, plan)))
     if not _REQUEST_ID.fullmatch(request_id):
         raise InvalidRequestError(
             f"{request_id!r:.80} is no request id of a campaign; expected 1 to 48 letters, digits "
             "and . _ -"
         )
-    # The folder says whose campaign it is, and who may see it.
+    # The folder says whose campaign it is.
     id_, digest = campaigns.id_of(str(own), request_id), _digest(rows, plan)
     if found := _submitted_before(campaigns, id_, digest, request_id):
-        return found, False
-    check_room(own)
+        return found
     campaign = write_campaign(own, rows, plan)
     if campaigns.submit_once(campaign, id_, digest):
-        return campaigns.show(id_), True
+        return campaigns.show(id_)
     # Another caller has submitted it in this moment.
     Path(campaign.data).unlink()
     found = _submitted_before(campaigns, id_, digest, request_id)
-    return found or campaigns.show(id_), False
+    return found or campaigns.show(id_)
 
 
 def _submitted_before(

@@ -141,7 +141,7 @@ class ReplayMemory:
         shard = int.from_bytes(hashlib.blake2b(self.name.encode()).digest()[:4]) % url.shards
         self._new_shard = partial(Shard, url, shard)
         self._shard = self._new_shard()
-        self._prefix = f"{self._shard.keys.tag}:replay:{self.name}"
+        self._prefix = self._shard.keys.of("replay", self.name)
         self._opened: ReplayBounds | None = None
         self._writing = asyncio.Lock()
         self._writer, self._serial = secrets.token_urlsafe(9), 0
@@ -514,10 +514,9 @@ class ReplayMemory:
     async def _is_pressed(self) -> bool:
         if time.monotonic() >= self._pressed_until_s or self._unasked_bytes > _PRESSED_BYTES:
             self._pressed, self._unasked_bytes = False, 0
-            with contextlib.suppress(NotPermittedError):
-                info: Any = await self._persist(
-                    lambda: self._shard.call(lambda c: c.info("memory"))
-                )
+            # Without INFO, a full server shows when it refuses an entry.
+            with contextlib.suppress(UnavailableError):
+                info: Any = await self._shard.call(lambda c: c.info("memory"))
                 limit = int(info.get("maxmemory", 0))
                 self._pressed = bool(limit) and int(info["used_memory"]) > _PRESSED * limit
             self._pressed_until_s = time.monotonic() + _PRESSED_S

@@ -53,6 +53,14 @@ class ReplayWriter:
         self._thread: LoopThread | None = None
         self._dropped_before = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The entries of this process stay here.
+        left_out = {"_lock": None, "_thread": None, "_memory": None, "_dropped_before": 0}
+        return {**self.__dict__, **left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _memory=state["_new"]())
+
     @property
     def dropped(self) -> int:
         """How many entries of this process were not written."""

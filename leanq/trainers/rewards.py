@@ -1,14 +1,16 @@
 """Rewards for trainers: verifies candidates against the statements of their problems.
 
-A reward is 1 if ``verify`` accepts a candidate, and 0 if Lean or the judge refuses it. A rewritten
-theorem earns nothing. A timeout or a crash says nothing about the proof, and its reward is None. A
-fleet that does not answer raises an exception; it never gives 0.
+A completion's reward is 1 if ``verify`` accepts one of its candidates, and 0 if Lean or the judge
+refuses them all. A rewritten theorem earns nothing. A timeout or a crash says nothing about the
+proof, and its reward is None. A fleet that does not answer raises an exception; it never gives 0.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,13 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
-from leanq.lean.completions import candidate_of
+from leanq.lean.completions import (
+    Outcome,
+    best_of,
+    candidates_of,
+    fault_of_target,
+    outcome_of,
+)
 from leanq.lean.steps.holes import find_holes
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply
@@ -35,11 +43,15 @@ from leanq.trainers.search import Prover, reply_of
 Completion = str | Sequence[Mapping[str, Any]]
 """A model's answer: a text, or a conversation that ends with it."""
 
+Extract = Callable[[str, str], str | Sequence[str]]
+"""Makes texts to verify from a statement and a model's answer, best first."""
+
 Partial = Callable[[Reply, str], float]
 """Returns the partial credit of a candidate that is not accepted, from 0 to below 1, by its reply
 and its text. It is called only for verdicts of Lean's and the judge's."""
 
-_OF_TARGET = frozenset({"target_lacks", "target_unread"})
+# How Lean begins what is to be shown of each goal, in ``conv`` too.
+_GOAL = re.compile(r"^(?:⊢|\|) ", re.MULTILINE)
 
 log = logging.getLogger("leanq.rewards")
 
@@ -50,7 +62,7 @@ class Score:
 
     Attributes:
         reward: from 0 to 1; None if nothing was said about the proof.
-        candidate: the verified Lean text.
+        candidate: the Lean text that was accepted, or else the first one that the reward rests on.
         reply: the verification's; None if the text could not be sent.
     """
 
@@ -70,12 +82,15 @@ class LeanReward:
     [1.0, 0.0]
     >>> score.close()
 
+    A copy by pickle, as verl and Ray make it, goes on with a client of its own.
+
     Args:
         lean: the client; unless given, one for ``LEANQ_URL`` or ``leanq up``, made at its first use
             and again after a fork.
         column: the data set's column with the statements: Lean text with ``sorry`` for proofs.
-        extract: makes a candidate from the statement and the model's answer; :func:`lean_text`
-            unless given. Use :func:`proof_text` for models that write the proof alone.
+        extract: makes candidates from the statement and the model's answer, in a thread;
+            :func:`lean_text` unless given. They are verified in their order, until one is accepted.
+            Use :func:`proof_text` for models that write the proof alone.
         partial: gives partial credit; none unless given.
         stall_s: StalledError is raised after so many seconds without a reply.
         outstanding: how many candidates are with the fleet at once.
@@ -94,7 +109,7 @@ class LeanReward:
         lean: Prover | None = None,
         *,
         column: str = "statement",
-        extract: Callable[[str, str], str] | None = None,
+        extract: Extract | None = None,
         partial: Partial | None = None,
         stall_s: float = 900.0,
         outstanding: int = 1024,
@@ -175,11 +190,13 @@ class LeanReward:
                 raise UsageError(f"a statement must be a text, got {type(statement).__name__}")
         may_send, now_s = asyncio.Semaphore(self._outstanding), asyncio.get_running_loop().time
 
-        async def one(statement: str, completion: Completion, tags: Mapping[str, str]) -> Score:
-            async with may_send:
-                score = await self._score(statement, _written(completion))
+        def answered() -> None:
             if not stall.expired():
                 stall.reschedule(now_s() + self._stall_s)
+
+        async def one(statement: str, completion: Completion, tags: Mapping[str, str]) -> Score:
+            async with may_send:
+                score = await self._score(statement, _written(completion), answered)
             if self._memory and score.reply:
                 self._memory.add(
                     score.reply,
@@ -244,26 +261,39 @@ class LeanReward:
         rows = zip(*(columns[name] for name in self._tag_columns), strict=True)
         return [dict(zip(self._tag_columns, map(str, row), strict=True)) for row in rows]
 
-    async def _score(self, statement: str, text: str) -> Score:
-        candidate = self._extract(statement, text)
+    async def _score(self, statement: str, text: str, answered: Callable[[], None]) -> Score:
+        # A model's answer may be long, and the trainer's loop has other work.
+        made = await asyncio.to_thread(self._extract, statement, text)
+
+        async def verify(candidate: str) -> tuple[Score, Outcome]:
+            found = await self._verified(statement, candidate)
+            answered()
+            return found
+
+        candidates = (made,) if isinstance(made, str) else made
+        score = await best_of(candidates, verify) or Score(0.0, "")
+        if score.reward == 0 and score.reply and self._partial:
+            reply = await self.with_goals(score.reply, score.candidate)
+            earned = min(max(self._partial(reply, score.candidate), 0.0), 0.999)
+            return Score(earned, score.candidate, reply)
+        return score
+
+    async def _verified(self, statement: str, candidate: str) -> tuple[Score, Outcome]:
+        """Returns the score of a candidate, and what it says of the completion."""
         try:
             reply = await reply_of(self._client().verify(statement, candidate, **self._options))
         except (InvalidRequestError, TooLargeError):
             # Lean could not read it; that is the model's fault.
-            return Score(0.0, candidate)
+            return Score(0.0, candidate), "refuses"
         except RequestError as error:
             # The fault lies in the problem or the environment: one of thousands must not end a
             # training.
             log.warning("no reward for an answer to %.200r: %s", statement, error)
-            return Score(None, candidate)
-        if broken := [failure for failure in reply.failed if failure.rule in _OF_TARGET]:
-            log.warning("no reward for an answer to %.200r: %s", statement, broken[0].text)
-            return Score(None, candidate, reply)
-        earned = earned_by(reply)
-        if earned == 0 and self._partial:
-            reply = await self.with_goals(reply, candidate)
-            earned = min(max(self._partial(reply, candidate), 0.0), 0.999)
-        return Score(earned, candidate, reply)
+            return Score(None, candidate), "decides"
+        if fault := fault_of_target(reply):
+            log.warning("no reward for an answer to %.200r: %s", statement, fault.text)
+            return Score(None, candidate, reply), "decides"
+        return Score(earned_by(reply), candidate, reply), outcome_of(reply)
 
     def _client(self) -> Prover:
         if self._lean is None:
@@ -271,54 +301,58 @@ class LeanReward:
         return self._lean
 
 
-def lean_text(statement: str, completion: str) -> str:
-    """Returns the Lean text of a model's answer: its last fenced block of Lean, or the whole
-    answer. A text without imports gets the statement's imports and definitions. A proof alone takes
-    the place of the ``sorry``.
+def lean_text(statement: str, completion: str) -> tuple[str, ...]:
+    """Returns the Lean texts to verify of a model's answer, best first, four at most.
+
+    Texts that declare the statement's theorem come first, the last one before earlier ones. One
+    without imports gets the statement's imports and definitions. Then proofs alone take the place
+    of the ``sorry``.
 
     >>> lean_text("theorem t : p := sorry", "I think:\\n```lean\\ntheorem t : p := h\\n```\\nDone.")
-    'theorem t : p := h\\n'
+    ('theorem t : p := h',)
     """
-    return candidate_of(statement, completion)
+    return candidates_of(statement, completion)
 
 
-def proof_text(statement: str, completion: str) -> str:
+def proof_text(statement: str, completion: str) -> tuple[str, ...]:
     """Returns :func:`lean_text` for models that write the proof alone.
 
     >>> proof_text("theorem t (h : p) : p := sorry", "by assumption")
-    'theorem t (h : p) : p := by assumption'
+    ('theorem t (h : p) : p := by assumption',)
 
     Raises:
         UsageError: the statement does not have exactly one ``sorry``.
     """
     if (count := len(find_holes(statement))) != 1:
         raise UsageError(f"a proof stands in the place of one sorry, got {count}")
-    return candidate_of(statement, completion)
+    return candidates_of(statement, completion)
 
 
 def by_place_of_error(most: float = 0.5) -> Partial:
     """Gives partial credit by the place of the first error: ``most`` times the share of lines
     before it. A text without errors gets none."""
+    return functools.partial(_by_place_of_error, most)
 
-    def credit(reply: Reply, candidate: str) -> float:
-        lines = [message.line for message in reply.messages if message.severity == "error"]
-        if not lines or reply.reason != "lean_error":
-            return 0.0
-        return most * (min(lines) - 1) / max(candidate.count("\n") + 1, 1)
 
-    return credit
+def _by_place_of_error(most: float, reply: Reply, candidate: str) -> float:
+    lines = [message.line for message in reply.messages if message.severity == "error"]
+    if not lines or reply.reason != "lean_error":
+        return 0.0
+    return most * (min(lines) - 1) / max(candidate.count("\n") + 1, 1)
 
 
 def by_goals_left(most: float = 0.5) -> Partial:
     """Gives partial credit for a text with ``sorry`` and without errors: ``most`` divided by the
-    number of its goals plus one. If the goals are unknown, it gives none."""
+    number of its goals plus one. One ``sorry`` may stand for several goals. If the goals of any are
+    unknown, it gives none."""
+    return functools.partial(_by_goals_left, most)
 
-    def credit(reply: Reply, _: str) -> float:
-        if reply.verdict != "incomplete" or not reply.sorries:
-            return 0.0
-        return most / (len(reply.sorries) + 1)
 
-    return credit
+def _by_goals_left(most: float, reply: Reply, _: str) -> float:
+    counts = [len(_GOAL.findall(sorry.goal or "")) for sorry in reply.sorries]
+    if reply.verdict != "incomplete" or not counts or 0 in counts:
+        return 0.0
+    return most / (sum(counts) + 1)
 
 
 def with_group_means(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> list[float]:
@@ -339,9 +373,11 @@ def with_group_means(rewards: Sequence[float | None], groups: Sequence[Hashable]
 
 
 def _written(completion: Completion) -> str:
+    """Returns the text of a completion; "" if it has none, such as a call of a tool."""
     if isinstance(completion, str):
         return completion
-    content = completion[-1].get("content") if completion else None
-    if not isinstance(content, str):
-        raise UsageError("a completion is a text, or messages of which the last has a text")
-    return content
+    last = completion[-1] if isinstance(completion, Sequence) and completion else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))

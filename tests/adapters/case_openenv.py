@@ -30,6 +30,7 @@ CHEATS = {
     "next_command": "sorry\naxiom cheat (p : Prop) : p",
     "axiom": "exact cheat _",
     "nothing": "",
+    "only_a_comment": "-- swap the halves",
     "nul": "\0",
     "itself": "exact and_swap p q h",
     "closes_early": "exact h",

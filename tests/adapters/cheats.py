@@ -20,6 +20,7 @@ HONEST: Mapping[str, str] = {
     "bare": HEAD + PROOF,
     "fenced": _fenced(HEAD + PROOF),
     "fenced_twice": _fenced(STATEMENT) + _fenced(HEAD + PROOF),
+    "proof_then_statement": _fenced(HEAD + PROOF) + _fenced(STATEMENT),
     "with_a_lemma": f"theorem aux (p : Prop) (h : p) : p := h\n{HEAD}aux _ ({PROOF})",
     "tactics": f"{HEAD}by\n  constructor\n  exact h.right\n  exact h.left",
 }
@@ -49,7 +50,6 @@ CHEATS: Mapping[str, str] = {
     "unsafe": f"unsafe def cheat (p : Prop) : p := cheat p\n{HEAD}cheat _",
     "circular": f"{HEAD}and_swap p q h",
     "fence_within": f"```lean\n{STATEMENT}\n```\n```python\n{HEAD}{PROOF}\n```",
-    "proof_then_sorry": _fenced(HEAD + PROOF) + _fenced(STATEMENT),
     "own_and": f"inductive And (a b : Prop) : Prop where\n  | intro : And a b\n{HEAD}And.intro",
     "another_argument": HEAD.replace(" : And q p", " {x : False} : And q p") + "x.elim",
     "private": f"private {HEAD}{PROOF}",

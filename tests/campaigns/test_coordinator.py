@@ -25,8 +25,9 @@ from leanq.campaigns.dataset import Fields, open_dataset
 from leanq.campaigns.dataset.row import FIRST_ROWS
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import read_results
+from leanq.campaigns.traces.sources import of_campaign
 from leanq.client import AsyncLeanQClient
-from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
+from leanq.errors import ToolchainError, UnavailableError, UnknownEnvironmentError, UsageError
 from leanq.queue.requests import Failure, Message, Reply, Request
 from leanq.queue.settings import Settings
 
@@ -38,6 +39,7 @@ class Judge(Recorder):
 
     def __init__(self) -> None:
         super().__init__("default")
+        self.is_broken = True
 
     def hold(self) -> None:
         """Texts that begin with ``held`` wait again."""
@@ -53,6 +55,9 @@ class Judge(Recorder):
         if request.op == "verify" and not request.code.startswith(request.target):
             failed = (Failure("t", "statement_differs", f"expected {request.target}"),)
             return Reply("rejected", reason="statement_differs", failed=failed)
+        if request.code.startswith("import Broken") and self.is_broken:
+            messages = (Message("warning", 1, 0, "leanq: Lean cannot read Broken.olean"),)
+            return Reply("unjudged", reason="library_unreadable", messages=messages)
         if request.code.startswith("import"):
             text = "unknown module prefix 'Mathlib'\nNo directory 'Mathlib' in the search path"
             messages = (Message("error", 1, 0, text),)
@@ -247,6 +252,15 @@ async def test_a_small_campaign_in_a_wrong_environment_warns_at_its_end(stage: S
     assert warning.startswith("2 of the first 2 results have the reason unknown_import")
 
 
+async def test_a_library_that_cannot_be_read_stops_the_campaign(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "accepted"), row(2, "import Broken accepted"), window=1)
+    with pytest.raises(ToolchainError, match=r"line 2 imports .* Broken\.olean; mend the library"):
+        await stage.run(campaign)
+    stage.judge.is_broken = False
+    assert await stage.run(campaign) == "finished"
+    assert stage.verdicts() == ["accepted", "accepted"]
+
+
 async def test_rows_with_a_target_are_verified_against_it(stage: Stage) -> None:
     campaign = stage.campaign(
         row(1, "p accepted", "q accepted", goal="p"),
@@ -262,6 +276,45 @@ async def test_rows_with_a_target_are_verified_against_it(stage: Stage) -> None:
     # Without its target, a row is not checked by an easier rule.
     assert missing["error"] == "the field 'goal' is missing"
     assert odd["error"] == "the field 'goal' is a number; it must be a text"
+
+
+class Verifier(AsyncLeanQClient):
+    """Gives the verdict that a proof names, and keeps what it was asked."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.asked: dict[str, str] = {}
+
+    async def verify(self, target: Any, code: Any, *_: Any, **options: Any) -> Reply:
+        self.asked[options["request_id"]] = code
+        verdict: Any = code.split()[-1]
+        return Reply(verdict)
+
+
+async def test_an_answer_is_read_as_rewards_read_it(stage: Stage) -> None:
+    """All that may be its proof is tried, until one proves the statement."""
+
+    def answer(*ends: str) -> str:
+        blocks = [f"```lean\ntheorem t : p := h{n} {end}\n```" for n, end in enumerate(ends)]
+        return "\nOr:\n".join(blocks)
+
+    statement = "theorem t : p := by sorry"
+    answers = {
+        "accepted": answer("accepted", "rejected", "rejected"),
+        "rejected": answer("rejected", "rejected"),
+        "timeout": answer("rejected", "timeout", "rejected"),
+    }
+    campaign = stage.campaign(
+        *(row(n, each, goal=statement) for n, each in enumerate(answers.values()))
+    )
+    campaign = replace(campaign, fields=Fields(target="goal", parts=True))
+    client = Verifier(stage.settings)
+    assert await campaign.run(client, stage.observer) == "finished"
+    assert stage.verdicts() == list(answers)
+    assert len(client.asked) == 3 + 2 + 3
+    # The record is about the text that decided.
+    traces = list(of_campaign(campaign.out, None, Counter()))
+    assert [trace["text"].split()[-1] for trace in traces] == list(answers)
 
 
 # First success

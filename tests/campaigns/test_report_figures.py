@@ -1,4 +1,4 @@
-"""The figures of a campaign's results, and of what changed between two of them."""
+"""The figures of a campaign's results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.campaigns.records import Record, bad, done, said
 
-from leanq.campaigns.report.comparison import Comparator, Comparison
-from leanq.campaigns.report.estimates import (
-    mean_of_differences,
-    mean_of_shares,
-    pass_at_k,
-    quantile,
-)
+from leanq.campaigns.report.estimates import mean_of_shares, pass_at_k, quantile
 from leanq.campaigns.report.figures import Quantiles, Report, passes, summarise
 from leanq.campaigns.report.outcomes import ENDS, normalised, outcomes
 from leanq.errors import UsageError
@@ -27,13 +21,6 @@ from leanq.errors import UsageError
 
 def of(records: Iterable[Record]) -> Report:
     return summarise(outcomes(records, "results.jsonl"))
-
-
-def compared(old: Iterable[Record], new: Iterable[Record]) -> Comparison:
-    comparator = Comparator()
-    summarise(comparator.old(outcomes(old, "old.jsonl")))
-    summarise(comparator.new(outcomes(new, "new.jsonl")))
-    return comparator.result()
 
 
 # Estimates
@@ -84,6 +71,7 @@ def test_the_interval_of_successes_is_wilsons() -> None:
     certain = mean_of_shares({1.0: 10})
     assert certain is not None
     assert (certain.low, certain.high) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert mean_of_shares({}) is None
 
 
 def test_values_that_are_spread_less_have_a_narrower_interval() -> None:
@@ -91,27 +79,6 @@ def test_values_that_are_spread_less_have_a_narrower_interval() -> None:
     assert near is not None
     assert far is not None
     assert near.high - near.low < 0.3 * (far.high - far.low)
-
-
-@given(st.dictionaries(st.floats(-1, 1), st.integers(1, 10**6), min_size=1, max_size=20))
-def test_the_interval_of_differences_holds_the_estimate(counts: dict[float, int]) -> None:
-    found = mean_of_differences(counts)
-    assert found is not None
-    assert -1 <= found.low <= found.estimate <= found.high <= 1
-    mirrored = mean_of_differences({-each: n for each, n in counts.items()})
-    assert mirrored is not None
-    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low), abs=1e-9)
-
-
-def test_the_interval_of_differences_is_bonetts_and_prices() -> None:
-    # 9 pairs gained, 1 lost, of 20: (10 - 2)/22 ± z √((12/22 - (8/22)²)/22).
-    found = mean_of_differences({1: 9, -1: 1, 0: 10})
-    assert found is not None
-    assert found.estimate == pytest.approx(0.4)
-    half = 1.959964 * math.sqrt((12 / 22 - (8 / 22) ** 2) / 22)
-    assert (found.low, found.high) == pytest.approx((8 / 22 - half, 8 / 22 + half))
-    assert mean_of_differences({}) is None
-    assert mean_of_shares({}) is None
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
@@ -287,73 +254,3 @@ def test_reasons_are_counted() -> None:
 )
 def test_normalised(text: str, expected: str) -> None:
     assert normalised(text) == expected
-
-
-# Comparison
-
-
-def test_what_changed_its_verdict() -> None:
-    old = [
-        done("a1", "accepted"),
-        done("a2", "accepted"),
-        done("a3", "rejected"),
-        done("a4", "timeout"),
-        done("a5", "accepted"),
-        done("a6", "accepted", sample=0),
-        bad(None, 7, "no code"),
-    ]
-    new = [
-        done("a5", "accepted", line=1, code_hash="0" * 15 + "5"),
-        done("a4", "rejected", line=2),
-        done("a3", "accepted", line=3, code_hash="0" * 15 + "3"),
-        done("a2", "timeout", line=4),
-        done("a1", "accepted", line=5),
-        done("a6", "accepted", sample=1),
-        done(None, "accepted", line=7),
-    ]
-    found = compared(old, new)
-    assert (found.matched, found.other_code, found.repeated) == (6, 2, 0)
-    lists = (found.lost, found.gained)
-    assert [[(c.name, c.old, c.new, c.other_code) for c in each] for each in lists] == [
-        [("a2", "accepted", "timeout", False)],
-        [("a3", "rejected", "accepted", True), ("line 7", "error", "accepted", None)],
-    ]
-    assert (found.lost_total, found.gained_total) == (1, 2)
-    assert (found.only_old, found.only_new) == (1, 1)
-    counts = {(each.old, each.new): each.count for each in found.transitions}
-    assert counts == {
-        ("accepted", "accepted"): 2,
-        ("accepted", "timeout"): 1,
-        ("rejected", "accepted"): 1,
-        ("timeout", "rejected"): 1,
-        ("error", "accepted"): 1,
-    }
-    assert found.pass_1 == mean_of_differences({0: 3, 1: 2, -1: 1})
-    assert found.pairs == 6
-
-
-def test_ids_that_are_numbers_are_texts_in_parquet() -> None:
-    old = [done(1, "accepted"), done(2, "rejected")]
-    found = compared(old, [done("a2", "accepted") | {"id": "2"}])
-    assert (found.matched, found.gained_total, found.only_old) == (1, 1, 1)
-
-
-def test_differences_are_by_problem_and_cancelled_pairs_are_none() -> None:
-    old = [done("a1", "rejected", sample=s) for s in range(4)]
-    new = [done("a1", "accepted", sample=s) for s in (0, 1)]
-    new += [done("a1", "rejected", sample=2), done("a1", "cancelled", sample=3)]
-    found = compared([*old, done("a2", "accepted")], [*new, done("a2", "accepted")])
-    assert found.pairs == 2
-    assert found.pass_1 == mean_of_differences({2 / 3: 1, 0: 1})
-
-
-def test_a_bad_row_with_the_id_of_another_does_not_stand_for_it() -> None:
-    duplicate = bad("a1", 9, "duplicate id")
-    for old, new in (
-        ([done("a1", "accepted")], [duplicate, done("a1", "rejected")]),
-        ([duplicate, done("a1", "accepted")], [done("a1", "rejected"), duplicate]),
-        ([done("a1", "accepted"), duplicate], [done("a1", "rejected"), duplicate]),
-    ):
-        found = compared(old, new)
-        assert (found.matched, found.lost_total, found.only_new) == (1, 1, 0)
-        assert found.repeated == 1

@@ -1,16 +1,13 @@
-"""The report as a page, and what is new in its figures."""
+"""The report as a page, and its figures by tag and by problem."""
 
 from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from itertools import product
 from typing import Any
 
 import pytest
 
-from leanq.campaigns.report.comparison import Comparator
-from leanq.campaigns.report.estimates import sign_test
 from leanq.campaigns.report.figures import summarise
 from leanq.campaigns.report.outcomes import outcomes
 from leanq.campaigns.report.page import page
@@ -25,7 +22,7 @@ def record(name: str, verdict: str, **more: Any) -> dict[str, Any]:
 
 def made(records: list[dict[str, Any]]) -> str:
     found = summarise(outcomes(records, "x"))
-    return page(HOSTILE, HOSTILE, found, None, sections(found, None, None, 100))
+    return page(HOSTILE, HOSTILE, found, sections(found, 100))
 
 
 class Reader(HTMLParser):
@@ -87,29 +84,3 @@ def test_tags_and_problems_are_counted() -> None:
     assert found.tags[0].pass_1
     assert found.tags[0].pass_1.estimate == pytest.approx(0.25)
     assert [(t.name, t.samples, t.accepted) for t in found.tried] == [("a", 2, 1)]
-
-
-def test_the_sign_test_is_that_of_all_splits() -> None:
-    assert sign_test(0, 0) == 1.0
-    for rose, fell in product(range(7), repeat=2):
-        number = rose + fell
-        splits = [sum(each) for each in product((0, 1), repeat=number)]
-        even = sum(abs(2 * n - number) >= abs(rose - fell) for n in splits) / len(splits)
-        assert sign_test(rose, fell) == pytest.approx(even), (rose, fell)
-    assert sign_test(60_000, 40_000) == pytest.approx(0.0, abs=1e-300)
-    assert sign_test(5_000, 5_000) == 1.0
-
-
-def test_two_runs_say_how_likely_their_difference_is() -> None:
-    def run(accepted: range) -> list[dict[str, Any]]:
-        return [
-            record(f"p{n}", "accepted" if n in accepted else "rejected", line=n + 1)
-            for n in range(20)
-        ]
-
-    comparator = Comparator()
-    list(comparator.old(outcomes(run(range(5)), "old")))
-    list(comparator.new(outcomes(run(range(1, 14)), "new")))
-    found = comparator.result()
-    assert (found.rose, found.fell, found.pairs) == (9, 1, 20)
-    assert found.p_value == pytest.approx(22 / 1024)

@@ -92,7 +92,7 @@ ROWS = st.builds(
     line=COUNTS.map(lambda n: n + 1),
     id=TEXTS | st.integers(),
     problem=st.none() | TEXTS | st.integers(),
-    codes=st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
+    codes=st.lists(st.lists(TEXTS, min_size=1, max_size=3).map(tuple), min_size=1).map(tuple),
     listed=st.booleans(),
     target=st.none() | TEXTS,
     holes=st.lists(TEXTS, max_size=2).map(tuple),
@@ -106,7 +106,13 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
     sample = draw(st.integers(0, len(row.codes) - 1))
     return draw(
         st.one_of(
-            st.builds(of_reply, st.just(row), st.just(sample), REPLIES),
+            st.builds(
+                of_reply,
+                st.just(row),
+                st.just(sample),
+                st.sampled_from(row.codes[sample]),
+                REPLIES,
+            ),
             st.just(cancelled(row, sample)),
             st.builds(of_error, st.just(row), st.sampled_from([None, sample]), TEXTS),
             BAD_ROWS.map(lambda bad: of_error(bad, None, bad.error)),
@@ -125,7 +131,7 @@ def with_texts(record: dict[str, Any]) -> dict[str, Any]:
 def some(count: int, text: str = "") -> Iterator[dict[str, Any]]:
     reply = Reply("rejected", messages=(Message("error", 1, 0, text),))
     for line in range(1, count + 1):
-        yield of_reply(Row(line, f"r{line}", None, ("x",), False), 0, reply)
+        yield of_reply(Row(line, f"r{line}", None, (("x",),), False), 0, "x", reply)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -137,9 +143,9 @@ def left_in(folder: Path) -> list[str]:
 
 def test_a_record_has_its_fields_in_order() -> None:
     reply = Reply("accepted", axioms=("propext",), worker="w", attempts=1)
-    plain = of_reply(Row(3, "a", None, ("x",), False), 0, reply)
+    plain = of_reply(Row(3, "a", None, (("x",),), False), 0, "x", reply)
     assert list(plain) == ["id", "line", *CHECK_FIELDS]
-    sampled = of_reply(Row(3, 7, "p", ("x", "∀"), True), 1, reply)
+    sampled = of_reply(Row(3, 7, "p", (("x",), ("y", "∀")), True), 1, "∀", reply)
     assert list(sampled) == ["id", "line", "sample", "problem", *CHECK_FIELDS]
     assert [sampled[name] for name in ("id", "line", "sample", "problem")] == [7, 3, 1, "p"]
     assert sampled["code_hash"] == blake2b("∀".encode(), digest_size=8).hexdigest()
@@ -154,8 +160,8 @@ def test_a_record_of_a_row_with_a_target_says_what_failed() -> None:
         failed=(Failure("t", "statement_differs", "expected p, got q"),),
         theorems=(Theorem("t", "q"),),
     )
-    rows = [Row(1, "a", None, ("x",), False, target) for target in (None, "", "t", "u")]
-    plain, *verified = (of_reply(row, 0, reply) for row in rows)
+    rows = [Row(1, "a", None, (("x",),), False, target) for target in (None, "", "t", "u")]
+    plain, *verified = (of_reply(row, 0, "x", reply) for row in rows)
     assert "failed" not in plain
     for record in verified:
         assert list(record) == ["id", "line", *REPLY_FIELDS]
@@ -198,7 +204,7 @@ def test_what_was_not_sent_is_cancelled() -> None:
 @given(REPLIES)
 def test_submit_writes_the_same_fields_of_a_reply(reply: Reply) -> None:
     line = reply_to_json(reply, CHECKED)
-    record = of_reply(Row(1, "a", None, ("x",), False), 0, reply)
+    record = of_reply(Row(1, "a", None, (("x",),), False), 0, "x", reply)
     shared = [name for name in CHECK_FIELDS if name in line]
     assert {name: record[name] for name in shared} == {name: line[name] for name in shared}
     assert set(CHECK_FIELDS) - set(shared) == {"audit_s", "fingerprint", "code_hash"}

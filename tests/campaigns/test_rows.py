@@ -64,7 +64,8 @@ def test_jsonl_comes_back_as_it_was_written(
     for name, code, blank, escaped, end in rows:
         data += blank
         line += blank.count(b"\n")
-        expected.append((line, name, tuple(code) if isinstance(code, list) else (code,)))
+        codes = code if isinstance(code, list) else [code]
+        expected.append((line, name, tuple((each,) for each in codes)))
         data += json.dumps({"id": name, "code": code}, ensure_ascii=escaped).encode()
         data += end.encode()
         line += 1
@@ -101,9 +102,9 @@ def test_a_text_is_header_prompt_and_code(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     rows = [(r.id, r.problem, r.codes, r.listed) for r in read(path, ALL) if isinstance(r, Row)]
     assert rows == [
-        (7, "t", ("import A\ntheorem x := rfl",), False),
-        ("b", 0, ("import A\n1", "import A\n2"), True),
-        ("c", "t", ("3",), False),
+        (7, "t", (("import A\ntheorem x := rfl",),), False),
+        ("b", 0, (("import A\n1",), ("import A\n2",)), True),
+        ("c", "t", (("3",),), False),
     ]
 
 
@@ -165,7 +166,7 @@ def test_a_bad_row_is_told_and_the_rest_is_read(
     before, bad, after = lines(tmp_path / "data.jsonl", good, text, good)
     assert isinstance(before, Row)
     assert isinstance(after, Row)
-    assert (before.line, after.line, after.codes) == (1, 3, ("x",))
+    assert (before.line, after.line, after.codes) == (1, 3, (("x",),))
     assert isinstance(bad, BadRow)
     assert (bad.line, bad.id, bad.error) == (2, name, error)
 
@@ -199,7 +200,7 @@ def test_fields_beside_the_code_can_be_bad(
 def test_of_fields_with_one_name_the_last_counts(tmp_path: Path) -> None:
     [row] = lines(tmp_path / "data.jsonl", '{"id": 1, "code": "a", "id": 2, "code": "b"}')
     assert isinstance(row, Row)
-    assert (row.id, row.codes) == (2, ("b",))
+    assert (row.id, row.codes) == (2, (("b",),))
 
 
 def test_an_error_is_short_whatever_the_field_is_called(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_text_may_have_as_many_bytes_as_a_request_takes(tmp_path: Path, letter
     good, bad = read(path, fields)
     assert isinstance(good, Row)
     options = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "timeout_s": 99.5}
-    request = Request("check", code=good.codes[0], allow_axioms=("Classical.choice",), **options)
+    request = Request("check", code=good.codes[0][0], allow_axioms=("Classical.choice",), **options)
     assert len(pack_request(request)) <= MAX_REQUEST_BYTES
     assert isinstance(bad, BadRow)
     size = len(fits.encode()) + 6  # the header has no newline of its own
@@ -304,4 +305,4 @@ def test_a_field_without_a_name_is_read_as_any_other(tmp_path: Path) -> None:
     ):
         row = read(path, fields)[0]
         assert isinstance(row, Row)
-        assert (row.codes, row.tags) == ((code,), tags)
+        assert (row.codes, row.tags) == (((code,),), tags)

@@ -33,7 +33,7 @@ def test_a_folder_is_sorted_by_whole_paths(tmp_path: Path) -> None:
     rows = list(opened.rows())
     assert [row.id for row in rows] == sorted(names)
     assert [row.line for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-    assert all(isinstance(row, Row) and row.codes == (row.id,) for row in rows)
+    assert all(isinstance(row, Row) and row.codes == ((row.id,),) for row in rows)
     assert opened.total() == 7
     assert read(f"{tmp_path}/") == rows
     resumes_everywhere(opened)
@@ -55,11 +55,11 @@ def test_files_that_cannot_be_checked_are_bad_rows(tmp_path: Path) -> None:
     assert found == {
         "bytes.lean": "no UTF-8 text: byte 3 is 0xff",
         "gone.lean": "No such file or directory",
-        "good.lean": ("∀",),
+        "good.lean": (("∀",),),
         "large.lean": f"the code has {too_many} bytes; at most {MAX_CODE_BYTES} are taken",
-        "linked.lean": ("∀",),
+        "linked.lean": (("∀",),),
         "loop.lean": "Too many levels of symbolic links",
-        "name\\xff.lean": ("x",),
+        "name\\xff.lean": (("x",),),
         "pipe.lean": "no regular file",
     }
     resumes_everywhere(opened)
@@ -94,7 +94,7 @@ def test_parquet_comes_back_as_it_was_written(
         path = table(Path(folder, "data.PARQUET"), group, id=names, other=names, code=codes)
         opened = open_dataset(str(path), Fields())
         found = [(r.line, r.id, r.codes) for r in opened.rows() if isinstance(r, Row)]
-        assert found == [(n, name, (code,)) for n, (name, code) in enumerate(rows, 1)]
+        assert found == [(n, name, ((code,),)) for n, (name, code) in enumerate(rows, 1)]
         assert opened.total() == len(rows)
         resumes_everywhere(opened)
 
@@ -109,7 +109,7 @@ def test_parquet_of_other_types(tmp_path: Path) -> None:
         proof=pa.array([["a", "b"], ["c"], ["d", None]], pa.list_(pa.string())),
     )
     good, *bad = read(path, ALL)
-    assert good == Row(1, 1, "t", ("a", "b"), True)
+    assert good == Row(1, 1, "t", (("a",), ("b",)), True)
     assert bad == [
         BadRow(2, None, "the field 'name' is null"),
         BadRow(3, 3, "the field 'proof' is a list whose element 1 is null"),
@@ -197,7 +197,7 @@ def _other(folder: Path) -> Path:
     [
         (lambda folder: folder / "gone.jsonl", "No such file or directory"),
         (lambda _: "-", "standard input"),
-        (lambda _: "x\0", "null byte"),
+        (lambda _: "x\0", "null (byte|character)"),
         (lambda folder: folder, "there are no .lean files"),
         (_no_columns, "must have exactly one column 'code'; it has 'id', 'text'"),
         (_no_parquet, "data.parquet: "),

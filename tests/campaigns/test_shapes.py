@@ -24,8 +24,6 @@ from leanq.campaigns.dataset import (
 from leanq.commands.campaign import run as campaign_run
 from leanq.errors import UsageError
 from leanq.lean.completions import (
-    is_whole,
-    last_block,
     open_definitions,
     with_header,
     with_proof,
@@ -100,14 +98,14 @@ def test_a_problem_set_is_recognised_and_made_into_whole_texts(
     [row] = open_dataset(path, fields).rows()
     assert isinstance(row, Row)
     assert row.target is not None
-    for text in (row.target, *row.codes):
+    for text in (row.target, *row.codes[0]):
         assert text.count("theorem t") == 1
         assert text.count("import Mathlib") == (name != "lean-workbook")
     assert row.target.count("sorry") == 1
-    assert PROOF in row.codes[0]
-    assert "sorry" not in row.codes[0]
+    assert PROOF in row.codes[0][0]
+    assert "sorry" not in row.codes[0][0]
     # What was a proof alone stands behind the statement as it was.
-    assert STATEMENT in row.codes[0]
+    assert STATEMENT in row.codes[0][0]
     [plain] = open_dataset(path, fields_of(path, {}, target=False)[1]).rows()
     assert isinstance(plain, Row)
     assert (plain.target, plain.codes) == (None, row.codes)
@@ -120,7 +118,7 @@ def test_statements_alone_are_checked(tmp_path: Path) -> None:
     [found] = open_dataset(path, fields).rows()
     assert isinstance(found, Row)
     assert found.target is None
-    assert found.codes == (f"{HEADER}\n{STATEMENT} := by\n  sorry",)
+    assert found.codes == ((f"{HEADER}\n{STATEMENT} := by\n  sorry",),)
     assert found.tags == ("test",)
 
 
@@ -194,12 +192,9 @@ def test_proofs_find_their_places() -> None:
     )
     assert with_proof("theorem t : p := sorry", ":= by rfl") == "theorem t : p := by rfl"
     assert with_proof("theorem t : p", " := h") == "theorem t : p := h"
-    assert is_whole("theorem a.b : p := sorry", "open x\ntheorem a.b : p := h")
-    assert not is_whole("theorem t : p := sorry", "by have := h; exact this")
     assert with_header(HEADER, f"{HEADER}\nx") == f"{HEADER}\nx"
     assert with_header("", "x") == with_header("\n", "x") == "x"
     assert with_header(HEADER, "import Init\nx") == "import Init\nx"
-    assert last_block("a\n```python\nb\n```\n") == "a\n```python\nb\n```\n"
 
 
 @pytest.mark.parametrize(

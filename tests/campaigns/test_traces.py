@@ -67,9 +67,9 @@ def campaign(folder: Path, ending: str = "jsonl", data: Any = DATA) -> Campaign:
         if not isinstance(row, Row):
             records.append(of_error(row, None, row.error))
             continue
-        for sample, code in enumerate(row.codes):
+        for sample, (code,) in enumerate(row.codes):
             reply = REPLIES["d" if row.id == "d" else code.split()[-1]]
-            records.append(of_reply(row, sample, reply))
+            records.append(of_reply(row, sample, code, reply))
     write_results(made.out, records)
     made.write_spec()
     return made

@@ -243,7 +243,7 @@ async def test_a_reservoir_has_each_entry_with_the_same_probability(
                     items=items,
                 )
                 first = (await memory.stats()).last - written + 1
-                slots = server.hvals(f"{queue.keys.tag}:replay:m:slots")
+                slots = server.hvals(queue.keys.of("replay", "m", "slots"))
                 kept.update(int(slot.partition(b" ")[0]) - first for slot in slots)  # type: ignore[union-attr]
     assert kept.total() == rounds * room
     # By places of ten, since an entry is kept or not and no more.

@@ -192,11 +192,11 @@ class Machine(RuleBasedStateMachine):
         return [self.written[number - self.base - 1] for number in numbers]
 
     def fields(self, kind: str) -> dict[bytes, bytes]:
-        found: Any = self.redis.hgetall(f"{self.queue.keys.tag}:replay:m:{kind}")
+        found: Any = self.redis.hgetall(self.queue.keys.of("replay", "m", kind))
         return dict(found)
 
     def kinds(self) -> set[str]:
-        found = self.redis.scan_iter(f"{self.queue.keys.tag}:replay:m:*", count=1000)
+        found = self.redis.scan_iter(self.queue.keys.of("replay", "m", "*"), count=1000)
         return {key.decode().split(":replay:m:")[1].partition(":")[0] for key in found}
 
     @invariant()

@@ -321,3 +321,13 @@ def test_it_proves_a_theorem_without_a_queue(pool: Pool) -> None:
 def test_a_statement_with_an_error_is_told(pool: Pool) -> None:
     with pytest.raises(UsageError, match="it says rejected"):
         asyncio.run(ProofSearch("theorem t : nonsense := sorry", lean_tactics).run(pool))
+
+
+async def test_a_suggestion_without_a_tactic_ends_no_search(pool: Pool) -> None:
+    async def policy(nodes: Sequence[SearchNode]) -> list[list[str]]:
+        tactics = ["-- swap", "/- both -/", " ; ", "", "exact And.intro h.right h.left"]
+        return [tactics for _ in nodes]
+
+    search = ProofSearch("theorem t (p q : Prop) (h : And p q) : And q p := sorry", policy)
+    assert (await search.run(pool, max_s=60)).ended == "proved"
+    assert search.progress.unanswered["invalid"] == 4

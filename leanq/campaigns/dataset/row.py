@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from leanq.errors import UsageError
 from leanq.lean.completions import (
-    candidate_of,
-    last_block,
+    candidates_of,
     open_definitions,
     with_header,
     with_sorry,
@@ -52,9 +51,9 @@ class Fields:
         header, prompt: texts that stand before the code; a row may lack them.
         tags: a text, or a list of texts, that reports group by; a row may lack it.
         parts: whether the fields are those of a problem set. Then the header stands before the
-            target too, and a target that stops at ``:=`` or ``by`` gets a ``sorry``. The code is
-            the last fenced block of an answer; a proof alone takes the place of the target's last
-            ``sorry``. The code may fill in definitions that the target leaves open.
+            target too, and a target that stops at ``:=`` or ``by`` gets a ``sorry``. The code is a
+            model's answer, as rewards read it: up to four texts are made of it. They may fill in
+            definitions that the target leaves open.
         verified: whether the code has to prove the target; otherwise the target only completes it.
     """
 
@@ -90,7 +89,8 @@ class Row:
         line: the row's place, from 1: its line in JSONL, its row in Parquet, its number among a
             folder's sorted files.
         problem: the problem that the row is an attempt at; ``None`` if the data names none.
-        codes: whole texts: header, prompt and code.
+        codes: for each code, whole texts made of header, prompt and code, the best first. Only a
+            code that is verified has more than one.
         listed: whether the row has a list of texts instead of one text.
         target: the text that the codes have to prove; ``None`` if they are only checked.
         holes: definitions of the target whose values the codes choose.
@@ -100,7 +100,7 @@ class Row:
     line: int
     id: str | int
     problem: str | int | None
-    codes: tuple[str, ...]
+    codes: tuple[tuple[str, ...], ...]
     listed: bool
     target: str | None = None
     holes: tuple[str, ...] = ()
@@ -201,16 +201,17 @@ def _read_row(fields: Fields, line: int, record: Mapping[str, Any]) -> Row | Bad
         tags = None if fields.tags is None else record.get(fields.tags)
         tags = [] if fields.tags is None or tags is None else _texts(fields.tags, tags)
         if fields.parts:
-            codes = [_joined(prompt, code) for code in given]
-            target, codes = _completed(header, target, codes)
+            answers = [_joined(prompt, code) for code in given]
+            target, codes = _completed(header, target, answers)
         else:
             if header and not header.endswith("\n"):
                 header += "\n"
-            codes = [_joined(header, prompt, code) for code in given]
+            codes = [(_joined(header, prompt, code),) for code in given]
         if not fields.verified:
-            target = None
-        for code in codes:
-            check_size(_size_bytes(code) + _size_bytes(target or ""))
+            # Lean would take a remark of the answer as well as its proof.
+            target, codes = None, [code[:1] for code in codes]
+        for text in chain.from_iterable(codes):
+            check_size(_size_bytes(text) + _size_bytes(target or ""))
     except UnfitError as error:
         return BadRow(line, name, str(error))
     holes = open_definitions(target) if fields.parts and target is not None else ()
@@ -224,17 +225,20 @@ def check_size(size_bytes: int) -> None:
         raise UnfitError(f"the code has {size_bytes} bytes; at most {MAX_CODE_BYTES} are taken")
 
 
-def _completed(header: str, target: str | None, codes: list[str]) -> tuple[str | None, list[str]]:
+def _completed(
+    header: str, target: str | None, answers: list[str]
+) -> tuple[str | None, list[tuple[str, ...]]]:
     """Returns the target and the whole texts of a problem set's row."""
+    made: list[tuple[str, ...]]
     if target is None:
-        whole = [with_sorry(last_block(code)) for code in codes]
+        made = [(with_sorry(candidates_of("", answer)[0]),) for answer in answers]
     else:
         statement = with_sorry(target)
-        whole = [candidate_of(statement, code) for code in codes]
+        made = [candidates_of(statement, answer) for answer in answers]
         target = with_header(header, statement)
         # A statement that holds the imports itself lends them to the codes.
         header = header or split_header(statement).text
-    return target, [with_header(header, code) for code in whole]
+    return target, [tuple(with_header(header, text) for text in texts) for texts in made]
 
 
 def _given(field: str, record: Mapping[str, Any]) -> object:

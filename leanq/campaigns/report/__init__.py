@@ -1,1 +1,1 @@
-"""Reports on results: figures, and a comparison with older results, as text and as a page."""
+"""Reports on results: figures as text and as a page."""

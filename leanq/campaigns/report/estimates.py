@@ -56,39 +56,6 @@ def mean_of_shares(counts: Mapping[float, int]) -> Interval | None:
     return Interval(mean, min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half)))
 
 
-def mean_of_differences(counts: Mapping[float, int]) -> Interval | None:
-    """Returns the mean of paired differences in [-1, 1], given as value → how often; ``None``
-    without pairs.
-
-    The interval is that of Bonett and Price (2012), which adds one pair that gained and one that
-    lost. It stays honest for few pairs, and for pairs that all agree.
-    """
-    number = sum(counts.values())
-    if not number:
-        return None
-    total = math.fsum(each * n for each, n in counts.items())
-    squares = math.fsum(each * each * n for each, n in counts.items())
-    centre = total / (number + 2)
-    half = _Z * math.sqrt(((squares + 2) / (number + 2) - centre**2) / (number + 2))
-    mean = total / number
-    return Interval(mean, min(mean, max(-1.0, centre - half)), max(mean, min(1.0, centre + half)))
-
-
-def sign_test(rose: int, fell: int) -> float:
-    """Returns the two-sided p-value for ``rose`` and ``fell`` problems: the chance of a split at
-    least as uneven if either is as likely. The value is exact, and McNemar's if each problem has
-    one sample. Problems that stayed the same do not count; without any change it is 1.0."""
-    number, most = rose + fell, max(rose, fell)
-    if not number:
-        return 1.0
-    # Logarithms, since 2 ** number is beyond a float.
-    terms = (
-        math.lgamma(number + 1) - math.lgamma(k + 1) - math.lgamma(number - k + 1)
-        for k in range(most, number + 1)
-    )
-    return min(1.0, 2 * math.fsum(math.exp(term - number * math.log(2)) for term in terms))
-
-
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Returns the smallest value that a ``share`` of ``ordered`` (ascending, not empty) does not
     exceed. It is always one of the values."""

@@ -10,7 +10,7 @@ from leanq.campaigns.report.figures import Pass, Report
 from leanq.campaigns.report.sections import Section, is_numeric
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 280, 44
-_COLOURS = ("#2468a8", "#8d959d")
+_COLOUR = "#2468a8"
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #2b2f33; }
@@ -25,13 +25,11 @@ svg g.point:hover circle { r: 7; }
 """
 
 
-def page(
-    title: str, intro: str, found: Report, before: Report | None, parts: Iterable[Section]
-) -> str:
+def page(title: str, intro: str, found: Report, parts: Iterable[Section]) -> str:
     """Returns the page with its style; nothing in a record can add markup."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>{escape(intro)}</p>"]
     if found.passes:
-        body.append(_plot(found.passes, before.passes if before else ()))
+        body.append(_plot(found.passes))
     for part in parts:
         body += _section(part)
     return (
@@ -60,9 +58,9 @@ def _row(cells: Sequence[str], kinds: Sequence[str], tag: str) -> str:
     return "".join(f'<{tag} class="{kind}">{escape(cell)}</{tag}>' for cell, kind in pairs)
 
 
-def _plot(new: Sequence[Pass], old: Sequence[Pass]) -> str:
-    """Draws pass@k over k with its intervals; the older file's in grey."""
-    last = max(each.k for each in (*new, *old))
+def _plot(passes: Sequence[Pass]) -> str:
+    """Draws pass@k over k with its intervals."""
+    last = max(each.k for each in passes)
 
     def across(k: int) -> float:
         return _MARGIN + (_WIDTH - 2 * _MARGIN) * (math.log2(k) / max(1.0, math.log2(last)))
@@ -80,22 +78,21 @@ def _plot(new: Sequence[Pass], old: Sequence[Pass]) -> str:
             f'<line x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{y:.1f}" y2="{y:.1f}" '
             f'stroke="#e3e6e9"/><text x="4" y="{y + 4:.1f}">{percent} %</text>'
         )
-    for passes, colour, whose in ((old, _COLOURS[1], "older: "), (new, _COLOURS[0], "")):
-        line = " ".join(f"{across(p.k):.1f},{up(p.share.estimate):.1f}" for p in passes)
-        drawn.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-        for each in passes:
-            x, share = across(each.k), each.share
-            told = (
-                f"{whose}pass@{each.k}: {100 * share.estimate:.1f} % "
-                f"({100 * share.low:.1f} – {100 * share.high:.1f} %), {each.problems:,} problems"
-            )
-            drawn.append(
-                f'<g class="point" tabindex="0"><title>{told}</title>'
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{up(share.low):.1f}" '
-                f'y2="{up(share.high):.1f}" stroke="{colour}" stroke-width="2"/>'
-                f'<circle cx="{x:.1f}" cy="{up(share.estimate):.1f}" r="5" fill="{colour}"/></g>'
-            )
+    line = " ".join(f"{across(p.k):.1f},{up(p.share.estimate):.1f}" for p in passes)
+    drawn.append(f'<polyline points="{line}" fill="none" stroke="{_COLOUR}"/>')
+    for each in passes:
+        x, share = across(each.k), each.share
+        told = (
+            f"pass@{each.k}: {100 * share.estimate:.1f} % "
+            f"({100 * share.low:.1f} – {100 * share.high:.1f} %), {each.problems:,} problems"
+        )
+        drawn.append(
+            f'<g class="point" tabindex="0"><title>{told}</title>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{up(share.low):.1f}" '
+            f'y2="{up(share.high):.1f}" stroke="{_COLOUR}" stroke-width="2"/>'
+            f'<circle cx="{x:.1f}" cy="{up(share.estimate):.1f}" r="5" fill="{_COLOUR}"/></g>'
+        )
     drawn += (
-        f'<text x="{across(each.k) - 3:.1f}" y="{_HEIGHT - 18}">{each.k}</text>' for each in new
+        f'<text x="{across(each.k) - 3:.1f}" y="{_HEIGHT - 18}">{each.k}</text>' for each in passes
     )
     return "".join(drawn) + "</svg>"

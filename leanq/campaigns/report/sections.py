@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from leanq.campaigns.report.comparison import Change, Comparison
 from leanq.campaigns.report.estimates import Interval
 from leanq.campaigns.report.figures import Report
 from leanq.campaigns.report.outcomes import one_line
@@ -26,32 +25,26 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
 
 
-def sections(
-    report: Report, comparison: Comparison | None, before: Report | None, most: int
-) -> Iterator[Section]:
-    """Yields the report's sections, with at most ``most`` rows in each list of changes, and half as
-    many in each list of flaky texts."""
-    if comparison and not comparison.matched:
-        before = None
+def sections(report: Report, most: int) -> Iterator[Section]:
+    """Yields the report's sections, with at most ``most`` rows in each list, and half as many in
+    that of flaky texts."""
     if not report.records:
         yield Section("no records", ("The file is empty: there is nothing to report.",))
-    else:
-        yield _verdicts(report)
-        yield _passes(report, before)
-        yield from _groups(report, most)
-        yield _times(report)
-        if report.slowest:
-            yield _slowest(report)
-        yield from _flaky(report, most // 2)
-        if report.reasons:
-            yield _counted("reasons", "reason", report.reasons)
-        what = "text, its names and numbers left out"
-        if report.complaints:
-            yield _counted("first errors of Lean", what, report.complaints)
-        if report.errors:
-            yield _counted("errors", what, report.errors)
-    if comparison:
-        yield from _compared(comparison, most) if comparison.matched else (_disjoint(comparison),)
+        return
+    yield _verdicts(report)
+    yield _passes(report)
+    yield from _groups(report, most)
+    yield _times(report)
+    if report.slowest:
+        yield _slowest(report)
+    yield from _flaky(report, most // 2)
+    if report.reasons:
+        yield _counted("reasons", "reason", report.reasons)
+    what = "text, its names and numbers left out"
+    if report.complaints:
+        yield _counted("first errors of Lean", what, report.complaints)
+    if report.errors:
+        yield _counted("errors", what, report.errors)
 
 
 def text(parts: Iterable[Section]) -> str:
@@ -94,7 +87,7 @@ def _verdicts(report: Report) -> Section:
     return Section("verdicts", notes, ("verdict", "records", "share", "CPU p50"), rows)
 
 
-def _passes(report: Report, before: Report | None) -> Section:
+def _passes(report: Report) -> Section:
     notes = [f"solved: {report.solved:,} of {plural(report.problems, 'problem')}"]
     unknown, errors = report.infrastructure, report.ends.get("error", 0)
     if unknown or errors:
@@ -108,13 +101,8 @@ def _passes(report: Report, before: Report | None) -> Section:
             "depends on what was accepted,",
             "so pass@1 is too high, and pass@k for k > 1 is unknown",
         )
-    header = ["k", "pass@k", "95% interval", "problems"]
-    rows = [[f"{each.k}", *_share(each.share), f"{each.problems:,}"] for each in report.passes]
-    if before:
-        header.append("before")
-        older = {f"{each.k}": each.share for each in before.passes}
-        for row in rows:
-            row.append(_share(older.get(row[0]))[0])
+    header = ("k", "pass@k", "95% interval", "problems")
+    rows = [(f"{each.k}", *_share(each.share), f"{each.problems:,}") for each in report.passes]
     return Section("solved and pass@k", notes, header, rows)
 
 
@@ -172,51 +160,6 @@ def _flaky(report: Report, most: int) -> Iterator[Section]:
 def _counted(title: str, what: str, counts: Mapping[str, int]) -> Section:
     rows = [(f"{count:,}", text) for text, count in counts.items()]
     return Section(title, (), ("records", what), rows)
-
-
-def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
-    moves = [each for each in comparison.transitions if each.old != each.new]
-    changed = sum(each.count for each in moves)
-    notes = [
-        f"{plural(comparison.matched, 'record')} in both files: "
-        f"{changed:,} changed the verdict ({comparison.gained_total:,} gained, "
-        f"{comparison.lost_total:,} lost), {comparison.other_code:,} have other code",
-        f"{comparison.only_new:,} only in the newer file, "
-        f"{comparison.only_old:,} only in the older",
-    ]
-    if comparison.repeated:
-        notes.append(f"{comparison.repeated:,} with an id that came before, left out")
-    if rise := comparison.pass_1:
-        points = (f"{100 * each:+.1f}" for each in (rise.estimate, rise.low, rise.high))
-        notes.append(
-            "pass@1 {} percentage points, 95% interval {} to {}".format(*points)
-            + f", over {plural(comparison.pairs, 'problem')} in both"
-        )
-        notes.append(
-            f"{plural(comparison.rose, 'problem')} rose and {comparison.fell:,} fell; by chance "
-            f"alone a split as uneven comes with p = {comparison.p_value:.2g} (paired sign test)"
-        )
-    rows = [(each.old, each.new, f"{each.count:,}") for each in moves[: most // 2]]
-    notes += _left_out(len(moves), len(rows))
-    yield Section("against the older file", notes, ("old", "new", "records"), rows)
-    yield from _changes("lost: no longer accepted", comparison.lost, comparison.lost_total, most)
-    yield from _changes("gained: accepted now", comparison.gained, comparison.gained_total, most)
-
-
-def _disjoint(comparison: Comparison) -> Section:
-    note = (
-        f"No record is in both files, so nothing is compared: {comparison.only_new:,} in the newer "
-        f"and {comparison.only_old:,} in the older."
-    )
-    return Section("against the older file", [note])
-
-
-def _changes(title: str, found: Sequence[Change], total: int, most: int) -> Iterator[Section]:
-    code = {True: "other", False: "same", None: "unknown"}
-    rows = [(_name(c.name), c.old, c.new, code[c.other_code]) for c in found[:most]]
-    if rows:
-        notes = _left_out(total, len(rows))
-        yield Section(title, notes, ("record", "old", "new", "code"), rows)
 
 
 def _left_out(total: int, shown: int) -> tuple[str, ...]:

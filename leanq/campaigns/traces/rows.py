@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from leanq.campaigns.results import ANSWER, answer_columns
-from leanq.queue.requests import LEAN_VERDICTS, Request
+from leanq.campaigns.traces.tactics import steps_of
+from leanq.queue.requests import LEAN_VERDICTS, Request, Tactic
 
 Row = dict[str, Any]
 """A row by columns; a column that is left out is null."""
@@ -17,8 +18,14 @@ _QUESTION = (
     *("op", "text", "target", "target_theorems", "holes", "parent"),
     *("allow_axioms", "audit", "trust_programs"),
 )
+_TACTIC = ("op", "text", "goals_before", "goals_after", "verdict")
 _OF_ANSWER = frozenset({*ANSWER, "state", "goals_after"})
 _BUDGET = ("timeout_s", "memory_mb", "scratch_mb")
+# What the row of a tactic has of its text's.
+_OF_TEXT = (
+    *("problem", "id", "sample", "tags", "labels", "environment", "verdict", "reason"),
+    *("fingerprint", "worker", "ended"),
+)
 
 
 def trace(origin: Row, request: Request, answer: Mapping[str, Any]) -> Row:
@@ -48,6 +55,22 @@ def trace(origin: Row, request: Request, answer: Mapping[str, Any]) -> Row:
     return row
 
 
+def of_tactics(row: Row, tactics: Sequence[Tactic]) -> Iterator[Row]:
+    """Yields a row for each tactic of the text of a row, with the goals before and after it."""
+    of_text = {name: value for name, value in row.items() if name in _OF_TEXT}
+    is_proved = row["verdict"] == "accepted"
+    for each in steps_of(row["text"], tactics, is_proved=is_proved):
+        step: Row = {
+            **of_text,
+            "op": "tactic",
+            "text": each.text,
+            "goals_before": list(each.before),
+            "goals_after": None if each.after is None else list(each.after),
+        }
+        said = [_environment(step), *(step[name] for name in _TACTIC)]
+        yield step | {"trace": _digest(said)}
+
+
 def schema(arrow: Any) -> Any:
     """Returns the columns of traces; ``arrow`` is the module ``pyarrow``."""
     text, number, flag = arrow.string(), arrow.int64(), arrow.bool_()
@@ -74,11 +97,18 @@ def schema(arrow: Any) -> Any:
 def _hash(row: Row) -> str:
     """Returns a hash of question, environment, verdict and reason: 32 hexadecimal digits. Problem,
     run and machine do not matter."""
-    # Without Lean's answer, only its name tells the environment.
-    said: list[Any] = [row.get("fingerprint") or ["named", row["environment"]]]
-    said += (row[name] for name in _QUESTION)
+    said: list[Any] = [_environment(row), *(row[name] for name in _QUESTION)]
     said += (row["verdict"], row.get("reason"))
     if row["verdict"] not in LEAN_VERDICTS:
         # Lean's own verdicts are the same with any budget that allows them.
         said += (row[name] for name in _BUDGET)
+    return _digest(said)
+
+
+def _environment(row: Row) -> Any:
+    # Without Lean's answer, only its name tells it.
+    return row.get("fingerprint") or ["named", row["environment"]]
+
+
+def _digest(said: list[Any]) -> str:
     return blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()

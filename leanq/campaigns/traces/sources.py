@@ -47,12 +47,13 @@ def of_campaign(
         line, sample = record["line"], record.get("sample", 0)
         if row is None or row.line < line:
             row = next((each for each in found if each.line >= line), None)
-        if (
-            not isinstance(row, dataset.Row)
-            or row.line != line
-            or sample >= len(row.codes)
-            or code_hash(row, sample) != record.get("code_hash")
-        ):
+        code: str | None = None
+        if isinstance(row, dataset.Row) and row.line == line and sample < len(row.codes):
+            wanted = record.get("code_hash")
+            code = next(
+                (text for text in row.codes[sample] if code_hash(row, text) == wanted), None
+            )
+        if not isinstance(row, dataset.Row) or code is None:
             raise UsageError(
                 f"{data.path}:{line}: the data does not match the record of that line in "
                 f"{results}; if it was moved or changed, name the data that was checked with --data"
@@ -64,7 +65,6 @@ def of_campaign(
             "sample": sample if row.listed else None,
             "tags": row.tags,
         }
-        code = row.codes[sample]
         if row.target is None:
             made = builder.check(code, options)
         else:
@@ -89,7 +89,9 @@ def of_journals(source: str, skipped: Counter[str]) -> Iterator[rows.Row]:
             raise UsageError(f"{source} has no journal (*{SUFFIX}), as clients with record= write")
     for path in paths:
         for record in read_journal(path, skipped):
-            yield _trace(record)
+            row = _trace(record)
+            yield row
+            yield from rows.of_tactics(row, record.reply.tactics)
 
 
 def _trace(record: Recorded) -> rows.Row:
