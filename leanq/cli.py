@@ -101,6 +101,10 @@ def _told(error: OSError) -> str:
     """Returns the error of a file, and what to do about it."""
     said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     if error.errno == errno.ENOENT and not error.filename:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the folder in which this command runs was removed; go to another one"
         # It names no file where no folder takes one.
         return f"{said}; free some room there, or name a folder to write in: {_FOLDERS}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -42,7 +42,7 @@ from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, without_password
 
 if TYPE_CHECKING:
-    from leanq.campaigns.client import AsyncCampaignsClient, CampaignRoute, CampaignsClient
+    from leanq.campaigns.client import AsyncCampaignsClient, CampaignsClient
     from leanq.fleet.tracing import Role
 
 __all__ = ["AsyncLeanQClient", "LeanQClient", "LeanQFuture"]
@@ -129,13 +129,16 @@ class _Client:
         """
         self._clusters.change(weights)
 
-    def _campaign_route(self) -> CampaignRoute:
-        # Most clients run no campaigns, and need no readers of data sets.
-        from leanq.campaigns.client import OverHttp, OverRedis
-
+    def _campaigns(self) -> CampaignsClient:
         if self._gateway:
-            return OverHttp(self._gateway)
-        return OverRedis(self.clusters, self.tenant)
+            raise UsageError(
+                f"{self._gateway.shown} is a gateway, and campaigns as jobs need RQ's Redis; "
+                "'leanq campaign run' checks a data set through a gateway"
+            )
+        # Most clients run no campaigns, and need no readers of data sets.
+        from leanq.campaigns.client import CampaignsClient
+
+        return CampaignsClient(self.clusters, self.tenant)
 
     def _new_route(self) -> Route:
         from leanq.fleet.tracing import tracer
@@ -185,6 +188,14 @@ class AsyncLeanQClient(_Client):
     """
 
     _route: Route | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._route is not None:
+            raise UsageError(
+                "an AsyncLeanQClient that is open belongs to its event loop and cannot be pickled; "
+                "pickle it before 'async with', or use a LeanQClient"
+            )
+        return {**self.__dict__, "_loop": None}
 
     async def __aenter__(self) -> Self:
         route = self._new_route()
@@ -276,7 +287,7 @@ class AsyncLeanQClient(_Client):
         """
         from leanq.campaigns.client import AsyncCampaignsClient
 
-        return AsyncCampaignsClient(self._campaign_route())
+        return AsyncCampaignsClient(self._campaigns())
 
     def _reply(self, prepared: PreparedRequest[_T]) -> Coroutine[Any, Any, _T]:
         route, waiter = self._open_route(), _Awaiting(self._loop.create_future())
@@ -319,7 +330,8 @@ class LeanQClient(_Client, FutureClient):
 
     It may be used from any thread, inside a running event loop, and in a notebook. After
     ``os.fork()`` the child works on with connections of its own; the futures that it
-    inherited belong to the parent and never end in the child.
+    inherited belong to the parent, and raise UsageError in the child. A copy by pickle
+    connects at its first use; it holds the URL's password, or the key.
 
     >>> theorem = "theorem t (p : Prop) (h : p) : p := "
     >>> with LeanQClient() as lean:
@@ -369,9 +381,7 @@ class LeanQClient(_Client, FutureClient):
 
         See :class:`CampaignsClient`.
         """
-        from leanq.campaigns.client import CampaignsClient
-
-        return CampaignsClient(self._campaign_route())
+        return self._campaigns()
 
     def attach(self, request_ids: Iterable[str]) -> list[LeanQFuture[Reply]]:
         """Returns futures for requests submitted before, perhaps by a client that died.

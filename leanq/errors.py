@@ -12,6 +12,7 @@
     │   └── UnknownEnvironmentError   no worker has ever offered the environment
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
+    │   │   ├── RefusedError              it answers a call with an error of its own
     │   │   └── NotPermittedError         its rules do not let this user do what was asked
     │   │       └── LoginError                it asks for a password, or refuses the one it got
     │   ├── NoWorkerError             no worker is alive for the environment
@@ -26,7 +27,7 @@
     │   ├── WireError                 from the queue: not a message of leanq's
     │   │   └── NewerMessageError         one of a later release than this one
     │   ├── AuditError                from Lean: not a compiled file that can be audited
-    │   └── ReplError                 from a REPL: not an answer that can be trusted
+    │   └── LanguageServerError       from Lean's language server: no answer about the text
     └── WorkerError               trouble on a worker's machine, never a candidate's fault
         ├── ToolchainError            no usable Lean, or an environment that cannot be read
         └── SandboxError              a Lean process could not be started or watched
@@ -89,6 +90,11 @@ class QueueError(LeanQError):
 
 class UnavailableError(QueueError):
     """No Redis answers at the URL, or it refuses to serve. The request may have been sent."""
+
+
+class RefusedError(UnavailableError):
+    """The server answers a call with an error of its own, as one does that runs a script in another
+    way than those that leanq knows. The text names the script, and the server with its version."""
 
 
 class NotPermittedError(UnavailableError):
@@ -166,8 +172,8 @@ class AuditError(DataError):
     """A compiled file, or Lean's account of one, that cannot be audited."""
 
 
-class ReplError(DataError):
-    """A REPL's output is not an answer, or more than one."""
+class LanguageServerError(DataError):
+    """A process of Lean's language server died, or what it printed cannot be trusted."""
 
 
 class WorkerError(LeanQError):

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -108,26 +109,28 @@ class Pool(FutureClient):
             }
         cache = machine_cache(settings)
 
-        def driver(name: str, path: Path | None) -> Driver:
-            return LeanDriver(
-                lambda: open_environment(name, path, lean=lean),
+        self._drivers = [
+            partial(
+                LeanDriver,
+                partial(open_environment, name, path, lean=lean),
                 slots=count,
                 cache=cache,
                 nice=nice,
                 forks=ForkRules(compare_every=settings.compare_every),
             )
-
-        def new_route() -> Route:
-            drivers = [driver(name, path) for name, path in named.items()]
-            route = LocalRoute([*drivers, EchoDriver()], count)
-            if made := tracer():
-                from leanq.producer.traced_route import TracedRoute
-
-                return TracedRoute(route, made, begins=True)
-            return route
-
+            for name, path in named.items()
+        ]
+        self._slots = count
         self._shown = f"<Pool of {', '.join(named)} in {count} slots>"
-        super().__init__(RequestBuilder(settings, "pool"), new_route, kind="pool")
+        super().__init__(RequestBuilder(settings, "pool"), self._new_route, kind="pool")
+
+    def _new_route(self) -> Route:
+        route = LocalRoute([*(new() for new in self._drivers), EchoDriver()], self._slots)
+        if made := tracer():
+            from leanq.producer.traced_route import TracedRoute
+
+            return TracedRoute(route, made, begins=True)
+        return route
 
     def __repr__(self) -> str:
         return self._shown

@@ -53,7 +53,7 @@ class ScaleSettings:
     slots: int = 1
     min_workers: int = 0
     max_workers: int = 1000
-    deadline_s: float = 600.0
+    deadline_s: float = 300.0
     margin: float = 0.75
     work_s: float = 4.0
     start_s: float = 75.0
@@ -385,19 +385,19 @@ def _fewer(
             return order, "starting", f"{order - stats.ready} workers are about to start"
         return order, "enough", "enough"
     if goal > order * (1 - _LEAST_EXCESS):
-        return order, "settling", f"{now} would do, if that lasts"
+        return order, "settling", f"{now} workers would do, if that lasts"
     if memory.known_s < known_s:
-        return order, "cold", f"{goal} would do, as far as is known by now"
+        return order, "cold", f"{goal} workers would do, but it is too soon to tell"
     idle = stats.idle_workers
     if terms.work_s <= settings.drain_s * _DRAINS:
         idle = int((stats.ready_slots - stats.busy_slots) / terms.slots_per_worker)
     idle += max(0, order - stats.ready)
     target = max(goal, order - min(idle, max(1, int(order * _MOST_STEP_DOWN))))
     if target == order:
-        return order, "busy", f"{goal} would do, but no worker is idle"
+        return order, "busy", f"{goal} workers would do, but none is idle"
     if target == 0:
         return 0, "empty", "nothing is to be done"
-    return target, "idle", f"{goal} would do, so {order - target} idle ones go"
+    return target, "idle", f"{goal} workers would do, so {order - target} idle ones go"
 
 
 def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) -> Decision:

@@ -17,21 +17,46 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from leanq.consumer.consumer import Consumer, WorkerTimings
 from leanq.consumer.slot_pool import SlotPool
-from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
+from leanq.errors import (
+    LoginError,
+    NotPermittedError,
+    RefusedError,
+    ToolchainError,
+    UnavailableError,
+    WorkerError,
+)
 from leanq.lean.driver import Driver
+from leanq.queue.operator_queue import OperatorQueue
+from leanq.queue.results import EARLY_VERSIONS, added
 from leanq.queue.settings import JOB_VARIABLE, Settings
-from leanq.queue.shard import Shard, announce_shape, backoff_s
+from leanq.queue.shard import (
+    Shard,
+    announce_shape,
+    backoff_s,
+    forget_refusal,
+    note_for_early_clients,
+    note_refusal,
+)
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
 
+_REMEDY = (
+    "it tries again until that is mended: 'leanq doctor' runs every script on this server and says "
+    "which fail, and docs/operations.md names the servers that serve"
+)
 # The part of the grace that is kept for giving work back.
 _RELEASE_S = 1.5
 # The bounds of the pause between two attempts to join a fleet without a server.
 _REJOIN_S = 0.5, 15.0
+# How often a worker says that the server refuses it.
+_TELL_EVERY_S = 60.0
+# How often a worker looks for requests of other releases.
+_LOOK_EVERY_S = 5.0
 # How often a worker tries Lean after it has ceased to work here, before the worker ends.
 _TRIALS = 4
 
@@ -88,7 +113,7 @@ class Worker:
         if job := os.environ.get(JOB_VARIABLE) or os.environ.get("SLURM_JOB_ID"):
             info["job"] = job
         shards = shards or Shard.each(settings)
-        self._shard = shards[0]
+        self._shards, self._shard = shards, shards[0]
         self.consumers = [
             Consumer(self.id, shard, self.drivers, self.slot_pool, info, timings)
             for shard in shards
@@ -141,6 +166,7 @@ class Worker:
         """
         give_up_at_s = time.monotonic() + self._timings.exit_when_away_s
         pauses_s = backoff_s(random.Random(), *_REJOIN_S)
+        tell_at_s = -math.inf
         while True:
             try:
                 await announce_shape(self._shard)
@@ -152,13 +178,20 @@ class Worker:
                 if time.monotonic() >= give_up_at_s:
                     raise
                 pause_s = next(pauses_s)
-                log.warning("not ready: %s; trying again in %.1f s", error, pause_s)
+                if not isinstance(error, RefusedError | NotPermittedError):
+                    log.warning("not ready: %s; trying again in %.1f s", error, pause_s)
+                else:
+                    await note_refusal(self._shard, self.id, str(error))
+                    if time.monotonic() >= tell_at_s:
+                        tell_at_s = time.monotonic() + _TELL_EVERY_S
+                        log.error("worker %s cannot join: %s; %s", self.id, error, _REMEDY)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._stopped.wait()
                 if self._stopped.is_set():
                     return False
             else:
+                await forget_refusal(self._shard)
                 return True
 
     async def _join_all(self) -> None:
@@ -187,6 +220,7 @@ class Worker:
         collector = asyncio.create_task(self._collect())
         recovery = asyncio.create_task(self._recover())
         ending = asyncio.create_task(self._end_by_itself())
+        watching = asyncio.create_task(self._watch_others())
         try:
             async with asyncio.TaskGroup() as group:
                 for consumer in self.consumers:
@@ -194,7 +228,7 @@ class Worker:
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
         finally:
-            beside = (collector, recovery, ending)
+            beside = (collector, recovery, ending, watching)
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -205,6 +239,22 @@ class Worker:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
             await asyncio.sleep(self._collect_every_s * self.consumers[0].idle_factor)
+
+    async def _watch_others(self) -> None:
+        """Says which requests of other releases wait here: to its log, and to early clients."""
+        said: dict[tuple[int, str], float] = {}
+        while True:
+            with contextlib.suppress(UnavailableError):
+                queues = [OperatorQueue(shard) for shard in self._shards]
+                found = await asyncio.gather(*(queue.others() for queue in queues))
+                rows = [row for row in added(chain.from_iterable(found)) if not row.workers]
+                for row in rows:
+                    if time.monotonic() >= said.get(row[:2], 0.0):
+                        said[row[:2]] = time.monotonic() + _TELL_EVERY_S
+                        log.warning("requests wait that this worker cannot read: %s", row.text)
+                if any(row.version in EARLY_VERSIONS for row in rows):
+                    await note_for_early_clients(self._shard, self.id)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _end_by_itself(self) -> None:
         """Drains after too long without a request, or without a server."""

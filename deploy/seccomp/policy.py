@@ -2,8 +2,8 @@
 
 The source of ``leanq/lean/data/seccomp.*.bpf`` and of ``deploy/seccomp.json``, which ``compile.py``
 beside it makes. Names are the kernel's; a name that an architecture lacks means nothing there. What
-Lean, its REPL and the judge's Python call was seen by strace; the rest of ``ALLOWED`` is what
-ordinary programs of files, threads and processes need.
+Lean, its language server and the judge's Python call was seen by strace. The rest of ``ALLOWED`` is
+what ordinary programs of files, threads and processes need.
 """
 
 from __future__ import annotations

@@ -293,60 +293,45 @@ def worker(
 
 @campaign.command()
 @click.argument("results")
-@click.option("--against", metavar="OLDER", help="Results to compare with.")
 @click.option(
     "--output",
     metavar="FILE",
     help="The file for the page [default: RESULTS, with .report.html as its suffix].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
+def report(results: str, output: str | None, as_json: bool) -> int:
     """Report on a campaign's results: verdicts, pass@k, times, slow and flaky texts.
 
     Prints the report, and writes it as one HTML page that works offline.
     """
-    from leanq.campaigns.report.comparison import Comparator
     from leanq.campaigns.report.figures import summarise
     from leanq.campaigns.report.outcomes import one_line, outcomes
     from leanq.campaigns.report.page import page
     from leanq.campaigns.report.sections import sections, text
     from leanq.campaigns.results import read_results
 
-    path = _page_path(results, against, output)
-    comparison = before = None
-    if against is None:
-        found = summarise(outcomes(read_results(results), results))
-    else:
-        comparator = Comparator()
-        before = summarise(comparator.old(outcomes(read_results(against), against)))
-        found = summarise(comparator.new(outcomes(read_results(results), results)))
-        comparison = comparator.result()
-    title = one_line(f"Report on {Path(results).name}")
-    intro = one_line(results if against is None else f"{results} against {against}", 1000)
-    shown = before if comparison and comparison.matched else None
-    parts = sections(found, comparison, before, _WRITTEN_ROWS)
+    path = _page_path(results, output)
+    found = summarise(outcomes(read_results(results), results))
+    title, intro = one_line(f"Report on {Path(results).name}"), one_line(results, 1000)
+    written = page(title, intro, found, sections(found, _WRITTEN_ROWS))
     try:
-        path.write_text(page(title, intro, found, shown, parts), encoding="utf-8")
+        path.write_text(written, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or path}: {error.strerror}") from None
     if as_json:
-        changes = None
-        if before and comparison:
-            changes = {"results": against, "before": asdict(before), **asdict(comparison)}
-        record = {"results": results, **asdict(found), "against": changes, "written": str(path)}
-        click.echo(json.dumps(record))
+        click.echo(json.dumps({"results": results, **asdict(found), "written": str(path)}))
     else:
-        click.echo(f"{intro}\n\n{text(sections(found, comparison, before, _PRINTED_ROWS))}\n")
+        click.echo(f"{intro}\n\n{text(sections(found, _PRINTED_ROWS))}\n")
         click.echo(f"written: {path}")
     return EXIT_OK
 
 
-def _page_path(results: str, against: str | None, output: str | None) -> Path:
+def _page_path(results: str, output: str | None) -> Path:
     for path in (Path(results), Path(output or results)):
         if not path.name:
             raise UsageError(f"{path} is a folder")
     page_path = Path(output) if output else Path(results).with_suffix(".report.html")
-    if page_path.resolve() in {Path(each).resolve() for each in (results, against) if each}:
+    if page_path.resolve() == Path(results).resolve():
         raise UsageError(f"the report would overwrite {page_path}; name another file for it")
     return page_path
 

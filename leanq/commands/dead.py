@@ -51,11 +51,14 @@ def list_(url: str | None, as_json: bool, limit: int, disagreed: bool) -> None:
             for request_id in await queue.dead_request_ids(limit + 1, disagreed=disagreed)
         ]
         # A letter may be retried or dropped in the meantime.
-        records = [
-            _record(letter)
-            for queue, request_id in found
-            if (letter := await queue.dead_letter(request_id))
-        ]
+        records = []
+        for queue, request_id in found:
+            try:
+                if letter := await queue.dead_letter(request_id):
+                    records.append(_record(letter))
+            except WireError as error:
+                click.echo(str(error), err=True)
+                records.append({"request_id": request_id, "died": "", "message": str(error)})
         records.sort(key=lambda record: str(record["died"]), reverse=True)
         return records[:limit], len(records) > limit
 

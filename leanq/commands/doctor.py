@@ -12,9 +12,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -22,31 +23,28 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.common import tell
 from leanq.commands.worker import environments, named_environments
-from leanq.errors import LeanQError, ReplError, UnavailableError
+from leanq.errors import LeanQError, NotPermittedError, RefusedError, UnavailableError
 from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.repl.program import find_repl
-from leanq.lean.repl.protocol import Elaborated, Stepped
-from leanq.lean.repl.session import Recycling
-from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.demands import advice, missing_walls
-from leanq.lean.sandbox.sandbox import Limits, Sandbox
-from leanq.lean.syntax import split_header
+from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.local import EmbeddedServer, find_server
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.shard import Shard, check_shape
+from leanq.queue.shard import Shard, check_shape, refusal
+from leanq.queue.trial import Trial, try_scripts
 from leanq.queue.up_file import UpFile
 from leanq.queue.wire import info_of
 from leanq.states import MemoryStates
 
 _FULL = 0.97  # share of maxmemory
 _CLOCKS_AGREE_S = 60.0
+_UNASKED_S = 1.0
 _REMEDY_OF_FORKS = (
     "it needs x86-64, process and mount namespaces (see the sandbox's line), and a Lean of the "
     "official layout, with lib/lean/libleanshared.so; leanq worker --no-fork-server is silent of it"
@@ -78,20 +76,18 @@ class Finding:
 @options.queue
 @options.lean_program
 @environments
-@options.repl
 def doctor(
     url: str | None,
     as_json: bool,
     lean: str | None,
     environments: Sequence[str],
-    repl: str | None,
 ) -> int:
     """Show what is installed, what works, and how to mend it.
 
     Exit code: 0 if a check works in each environment, else 3; a warning is no failure.
     """
     named = named_environments(environments)
-    findings = asyncio.run(_examine(url, lean, named, repl))
+    findings = asyncio.run(_examine(url, lean, named))
     lines = (f"{each.mark()}  {each.what:11}  {_wrapped(each.text)}" for each in findings)
     tell(as_json, map(asdict, findings), lines)
     return 0 if all(finding.works for finding in findings) else 3
@@ -107,20 +103,18 @@ def _wrapped(text: str) -> str:
 
 
 async def _examine(
-    url: str | None, lean: str | None, named: Mapping[str, Path | None], repl: str | None
+    url: str | None, lean: str | None, named: Mapping[str, Path | None]
 ) -> list[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings += await server_findings(url or UpFile(os.environ).read())
     findings.append(await _sandbox())
     for name, folder in named.items():
-        findings += await _examine_environment(name, folder, lean, repl)
+        findings += await _examine_environment(name, folder, lean)
     return findings
 
 
-async def _examine_environment(
-    name: str, folder: Path | None, lean: str | None, repl: str | None
-) -> list[Finding]:
+async def _examine_environment(name: str, folder: Path | None, lean: str | None) -> list[Finding]:
     try:
         environment = open_environment(name, folder, lean=lean)
     except LeanQError as error:
@@ -130,7 +124,6 @@ async def _examine_environment(
         await _judge(environment),
         await _fork_server(environment),
         await _check(environment),
-        *(await _examine_repl(environment, repl) if repl else ()),
     ]
 
 
@@ -141,22 +134,38 @@ async def server_findings(url: str | None) -> list[Finding]:
         program = find_server()
         try:
             with EmbeddedServer() as server:
-                about, _ = await _ask_server(server.settings())
+                (found, *others) = await _ask_server(server.settings())
         except LeanQError as error:
             return [Finding("server", False, str(error))]
-        return [Finding("server", True, f"embedded, {about} ({program})")]
+        return [replace(found, text=f"embedded, {found.text} ({program})"), *others]
     try:
-        about, warnings = await _ask_server(Settings.load(url, os.environ))
+        (found, *others) = await _ask_server(Settings.load(url, os.environ))
     except LeanQError as error:
-        return [Finding("server", False, f"{error}{_hint(url, str(error))}")]
-    works = "evicts" not in about and "is full" not in about
-    found = Finding("server", works, f"{without_password(url)}, {about}")
-    return [found, *warnings]
+        said = await _unasked(url)
+        return [Finding("server", False, f"{error}{said or _hint(url, str(error))}")]
+    return [replace(found, text=f"{without_password(url)}, {found.text}"), *others]
+
+
+async def _unasked(url: str) -> str:
+    """Returns what a server says to whoever connects before it ends the connection: in protected
+    mode, or with too many clients."""
+    parts = urlsplit(url)
+    said = b""
+    if parts.scheme != "redis":
+        return ""
+    with contextlib.suppress(OSError, ValueError, TimeoutError):
+        async with asyncio.timeout(_UNASKED_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 6379)
+            with contextlib.closing(writer):
+                said = await reader.readline()
+    text = said.decode(errors="replace")
+    return f"; it says: {text[1:].strip()}" if text.startswith("-") else ""
 
 
 def _hint(url: str, failed: str) -> str:
     """Returns what may cause an error if only one side speaks TLS, or the name differs."""
-    if url.startswith("redis:") and re.search(r"reset by peer|closed by server", failed):
+    ended = r"reset by peer|closed by server|Connection lost|Broken pipe"
+    if url.startswith("redis:") and re.search(ended, failed):
         return "; if that port speaks TLS, the URL begins with rediss://"
     if url.startswith("rediss:") and re.search(r"(?i)timeout connecting|WRONG_VERSION", failed):
         return "; if that port speaks no TLS, the URL begins with redis://"
@@ -167,42 +176,100 @@ def _hint(url: str, failed: str) -> str:
     return ""
 
 
-async def _ask_server(settings: Settings) -> tuple[str, list[Finding]]:
-    """Examines a server and its clock, and looks for workers that are slower than they should
-    be."""
+async def _ask_server(settings: Settings) -> list[Finding]:
+    """Examines a server, its clock and whether it runs the scripts. Looks for workers that cannot
+    join, and for those that are slower than they should be."""
     shard = Shard(settings)
     try:
         info = await _info(shard)
         await check_shape(shard)
         ahead_s = await shard.clock_s() - time.time()
         may_look = "maxmemory_policy" in info
-        workers = (await OperatorQueue(shard).status()).workers if may_look else ()
+        looked = await OperatorQueue(shard).status() if may_look else None
+        refused = await refusal(shard)
+        trial = await try_scripts(settings)
+        restart = await _restart(shard, info)
     finally:
         await shard.close()
-    warnings = [
+    others = []
+    if trial.failed:
+        others.append(Finding("scripts", False, _failed(trial)))
+    if refused:
+        others.append(Finding("worker", False, f"one that would join is refused: {refused}"))
+    others += [
         Finding("worker", True, f"{name} on {row.worker}: {why}", warns=True)
-        for row in workers
+        for row in (looked.workers if looked else ())
         for name, why in degraded_of(info_of(row.info)).items()
     ]
+    others += [
+        Finding("requests", True, row.text, warns=True) for row in (looked.others if looked else ())
+    ]
+    others += [*filter(None, [restart])]
     version = info.get("valkey_version") or info.get("redis_version", "?")
     if abs(ahead_s) > _CLOCKS_AGREE_S:
         side = "ahead of" if ahead_s > 0 else "behind"
         text = f"is {duration(abs(ahead_s))} {side} this machine's; leanq's times are the server's"
-        warnings.append(Finding("clock", True, text, warns=True))
+        others.append(Finding("clock", True, text, warns=True))
     if not may_look:
         text = "this user may not ask for its eviction policy and its workers, an observer may"
-        return f"version {version}; {text}", warnings
-    policy = str(info["maxmemory_policy"])
-    text = f"version {version}, maxmemory-policy {policy}"
+        text = f"version {version}{_shown(trial)}; {text}"
+        return [Finding("server", True, text), *others]
+    policy, works = str(info["maxmemory_policy"]), True
+    text = f"version {version}{_shown(trial)}, maxmemory-policy {policy}"
     if policy.startswith("allkeys"):
         text += " evicts requests in flight: set noeviction, or a volatile policy"
+        works = False
     used, limit = (int(info.get(name, 0)) for name in ("used_memory", "maxmemory"))
     if limit and used >= _FULL * limit:
         text += (
             f"; it is full ({used >> 20} of {limit >> 20} MiB) and takes no requests: enlarge it, "
             "or lower LEANQ_REPLY_TTL_S or LEANQ_SNAPSHOT_MB"
         )
-    return text, warnings
+        works = False
+    return [Finding("server", works, text), *others]
+
+
+async def _restart(shard: Shard, info: Mapping[str, Any]) -> Finding | None:
+    """Looks whether a restart would replay what scripts wrote, which Redis 7.0 does as the default
+    user."""
+    if not info.get("aof_enabled") or "valkey_version" in info:
+        return None
+    key = shard.keys.of("stats")
+    try:
+        said, *_ = await shard.ask(("ACL", "DRYRUN", "default", "HSET", key, "x", "1"))
+    except NotPermittedError as error:
+        text = f"whether it keeps what scripts wrote is unknown: {error.right}"
+        return Finding("restart", True, text, warns=True)
+    except UnavailableError:
+        # The server has no such command, so it is older than what it asks about.
+        return None
+    if said == b"OK":
+        return None
+    return Finding(
+        "restart",
+        True,
+        "Redis 7.0 replays the append-only file as the user 'default', who may not write here, so "
+        "a restart loses nearly all that scripts wrote; the first line of the file of users has to "
+        "be 'user default off resetpass ~* &* +@all' (deploy/users.acl)",
+        warns=True,
+    )
+
+
+def _failed(trial: Trial) -> str:
+    first = next(iter(trial.failed.values()))
+    return (
+        f"no worker can serve there, since {', '.join(trial.failed)} fail: {first}; "
+        "docs/operations.md names the servers that serve; report others that should"
+    )
+
+
+def _shown(trial: Trial) -> str:
+    """Returns how many scripts run, unless that says nothing of the server."""
+    if trial.failed or trial.full:
+        return ""
+    if not trial.forbidden:
+        return f", runs all {len(trial.passed)} scripts"
+    return f", runs the {len(trial.passed)} scripts that this user may run"
 
 
 async def _info(shard: Shard) -> Mapping[str, Any]:
@@ -212,6 +279,8 @@ async def _info(shard: Shard) -> Mapping[str, Any]:
     except UnavailableError as refused:
         try:
             hello = await shard.call(_hello)
+        except RefusedError:
+            hello = {}
         except UnavailableError:
             raise refused from None
     return {"redis_version": hello.get(b"version", b"?").decode()}
@@ -274,48 +343,3 @@ async def _check(environment: Environment) -> Finding:
     said = "; ".join(message.text for message in reply.messages)
     works = reply.verdict == "accepted"
     return Finding("check", works, f"{reply.verdict} in {reply.wall_s:.2f} s {said}".strip())
-
-
-async def _examine_repl(environment: Environment, command: str) -> list[Finding]:
-    """Examines the REPL's version, an import and a step, with times."""
-    findings: list[Finding] = []
-    started = time.monotonic()
-
-    def worked(what: str, text: str) -> None:
-        nonlocal started
-        took_s, started = time.monotonic() - started, time.monotonic()
-        findings.append(Finding(what, True, f"{text} in {took_s:.2f} s"))
-
-    if environment.toolchain.source == "wheel":
-        imports = "prelude\nimport Core"
-    else:
-        imports = "import Mathlib" if environment.find_olean("Mathlib") else "import Init"
-    header = split_header(imports)
-    rules = Recycling(memory_bytes=1 << 40, requests=1000, age_s=3600.0)
-    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=4 << 30)
-    what = "repl"
-    try:
-        program = find_repl(command, environment, os.environ)
-        async with contextlib.AsyncExitStack() as stack:
-            sessions = Sessions(environment, program, slots=1, rules=rules)
-            stack.push_async_callback(sessions.close)
-            await sessions.open()
-            worked(what, f"Lean {environment.toolchain.version} as the environment's, answered")
-            what = "repl import"
-            session = await stack.enter_async_context(sessions.take(header))
-            if not await session.load(header):
-                raise ReplError(f"{imports} has errors; is the library built?")
-            worked(what, imports)
-            what = "repl step"
-            code = f"{imports}\ntheorem leanq_doctor (p : Prop) (h : p) : p := sorry\n"
-            answer = await session.elaborate(code, header, limits)
-            opened = answer.sorries if isinstance(answer, Elaborated) else ()
-            if len(opened) != 1 or opened[0].proof_state is None:
-                raise ReplError(f"it shows no goal for a sorry: {answer}")
-            step = await session.run_tactic("exact h", opened[0].proof_state, limits)
-            if not isinstance(step, Stepped) or not step.is_completed:
-                raise ReplError(f"`exact h` completes no proof of p from h : p: {step}")
-            worked(what, "a proof was completed")
-    except (LeanQError, OSError) as error:
-        findings.append(Finding(what, False, str(error)))
-    return findings

@@ -163,17 +163,11 @@ env = click.option(
     "--env",
     metavar="NAME",
     default="default",
-    help="The environment, or an alias: the Lean version and libraries to check with.",
+    help="The environment: the Lean version and libraries to check with.",
 )
 
 lean_program = click.option(
     "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
-)
-
-repl = click.option(
-    "--repl",
-    metavar="COMMAND",
-    help="The command that starts Lean's REPL, such as 'lake env path/to/repl'.",
 )
 
 embedded = click.option(

@@ -11,7 +11,7 @@ import click
 
 from leanq.commands.common import EXIT_OK, exit_code
 from leanq.errors import LeanQError, QueueError
-from leanq.fleet.shown import plural, printable, table
+from leanq.fleet.shown import plural, printable, some_of, table
 from leanq.queue.requests import Profile, Reply, Verdict
 
 _COLOURS = {
@@ -27,6 +27,7 @@ _COLOUR_OF_OTHERS = "magenta"
 _IN_SUMMARY = (*get_args(Verdict), "profiled", "error")
 # Of a profile: the most rows, and characters of a name.
 _MOST_ROWS, _WIDTH = 30, 48
+_MOST_AXIOMS = 10
 # The first replies with such a reason are shown with all of Lean's messages.
 _EXPLAINED = 3
 # If most of a batch has one of these reasons, it lies in the environment.
@@ -35,6 +36,8 @@ _OF_ENVIRONMENT = {
     "--env?",
     "judge_unavailable": "texts of the environment {!r} could not be judged, since no judge works "
     "on their worker; see its log, or run 'leanq doctor' there",
+    "library_unreadable": "texts import a library of the environment {!r} that its Lean cannot "
+    "read; build it again with that Lean, and look with: leanq doctor",
 }
 
 
@@ -74,7 +77,7 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
     notes: list[str] = [reply.reason] if reply.reason else []
     notes.append(f"{reply.wall_s:.2f} s")
     if reply.axioms is not None:
-        notes.append(f"axioms: {printable(', '.join(reply.axioms)) or 'none'}")
+        notes.append(f"axioms: {printable(some_of(reply.axioms, _MOST_AXIOMS)) or 'none'}")
     yield f"{file}: {coloured(reply.verdict)} ({'; '.join(notes)})"
     for failure in reply.failed:
         yield from hanging(f"  {printable(failure.name)}: {failure.rule}: ", failure.text)
@@ -83,6 +86,10 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
         if any(m.text.endswith(f"{f.name}: {f.rule}: {f.text}") for f in reply.failed):
             continue
         yield from hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
+    for tactic in () if brief else reply.tactics:
+        yield f"  {file}:{tactic.line}:{tactic.column}: tactic"
+        for goal in tactic.goals:
+            yield from (f"    {line}" for line in shown_lines(goal))
     for s in reply.sorries:
         yield f"  {file}:{s.line}:{s.column}: sorry"
         yield from (f"    {line}" for line in shown_lines(s.goal or ""))

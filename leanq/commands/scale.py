@@ -64,7 +64,7 @@ _options = options.combined(
         "--deadline",
         "deadline_s",
         type=options.DURATION,
-        default="10m",
+        default="5m",
         help="The time within which a backlog has to be cleared.",
     ),
     click.option(

@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from leanq.commands import options
-from leanq.commands.campaign import campaigns_at
 from leanq.commands.submit import queue_at
 from leanq.errors import UsageError, to_install
 from leanq.fleet.logging import log_to_stderr
@@ -84,14 +83,6 @@ _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 131_072
     help="Seconds from SIGTERM to the end; requests under way may finish within them.",
 )
 @click.option(
-    "--campaigns",
-    "campaigns_folder",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="FOLDER",
-    help="Take campaigns, and keep their rows and results in this folder. 'leanq campaign worker' "
-    "needs the same path and the same LEANQ_RQ_URL.",
-)
-@click.option(
     "--metrics-port",
     type=options.PORT,
     help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it. /healthz is "
@@ -112,7 +103,6 @@ def serve(
     make_key: bool,
     env: str,
     grace_s: float,
-    campaigns_folder: Path | None,
     metrics_port: int | None,
     metrics_host: str | None,
 ) -> None:
@@ -165,15 +155,8 @@ def serve(
         ):
             if own:
                 log.info("no queue is named, so this gateway has one of its own, with a worker")
-            with server.listen(host, port) as listener, contextlib.ExitStack() as running:
-                campaigns = None
-                if campaigns_folder:
-                    from leanq.gateway.campaigns import TenantCampaigns
-
-                    found = running.enter_context(campaigns_at(url or lean.settings.url))
-                    campaigns = TenantCampaigns(found, campaigns_folder)
-                rq_url = os.environ.get("LEANQ_RQ_URL")
-                app = make_app(lean, access, [host, *hostnames], campaigns, rq_url=rq_url)
+            with server.listen(host, port) as listener:
+                app = make_app(lean, access, [host, *hostnames])
                 gateway = server.GatewayServer(app, listener, grace_s=grace_s)
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, gateway.stop)

@@ -15,7 +15,7 @@ from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError
 from leanq.producer.request_builder import Check
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.shard import Shard, resolved
+from leanq.queue.shard import Shard
 
 _LOOK_AFTER_S = 3.0
 # The time doubles between looks, since living workers send a lot about themselves.
@@ -76,16 +76,16 @@ async def explain_silence(
 async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], bool]:
     """Returns what may hold requests up, and whether no worker is alive for them."""
     env, tenant = how["env"], how["tenant"]
-    asked = env
     failed: set[str] = set()
     held: set[str] = set()
     served = False
+    unread = ""
     for queue in queues:
         name = without_password(queue.shard.settings.url)
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 offered, paused = await queue.served(), await queue.shard.paused()
-                env = resolved(await queue.shard.aliases(), asked, tenant)
+                unread = await queue.unread(env) or unread
         except NotPermittedError:
             # This user may not ask.
             return set(), False
@@ -101,7 +101,9 @@ async def _why(queues: Sequence[ClientQueue], how: Check) -> tuple[set[str], boo
                 held.add(f"the {what} {each!r} is paused; the requests wait (leanq resume)")
     if len(failed) == len(queues):
         return failed, False
+    if unread:
+        unread = f"; {unread}: start workers of this release, or submit with theirs"
     if served or held:
-        return held, False
+        return held | ({f"the requests wait{unread}"} if unread else set()), False
     text = f"no worker for the environment {env!r} is alive; the requests wait for one"
-    return {f"{text} (leanq worker)"}, True
+    return {f"{text} (leanq worker){unread}"}, True

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -21,7 +21,7 @@ from rich.text import Text
 from leanq.commands import options
 from leanq.commands.common import beside, on_queues, queue_settings, until_signal
 from leanq.commands.history import print_history, used_by_tenant, write_history
-from leanq.errors import NotPermittedError, QueueError, UsageError
+from leanq.errors import NotPermittedError, QueueError, RefusedError, UsageError
 from leanq.fleet.shown import counted, duration, plural, printable, table
 from leanq.fleet.stats import (
     NEARLY_FULL,
@@ -37,7 +37,7 @@ from leanq.fleet.stats import (
 from leanq.queue.operator_queue import OperatorQueue, every_queue
 from leanq.queue.results import merged
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.shard import check_shape
+from leanq.queue.shard import check_shape, refusal
 from leanq.queue.wire import info_of
 
 _EVERY_S = 1.0
@@ -48,7 +48,7 @@ _MOST_WORKERS = 10
 _MOST_MEMORIES = 5
 _NO_WORKER = "no worker is alive; start one with 'leanq worker'"
 # Titles of a look that stand out.
-_TROUBLE = ("paused", "retries", "dead", "quarantined", "differs")
+_TROUBLE = ("others", "lost", "paused", "retries", "dead", "quarantined", "differs", "refused")
 _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "slots": int,
     "started": float,
@@ -98,12 +98,13 @@ def status(
 
 
 async def _stats_of(queues: Sequence[OperatorQueue]) -> FleetStats:
-    """Looks once, without the server's memory if this user may not ask for it."""
+    """Looks once, without the server's memory if that may not be asked for."""
+    refused = await refusal(queues[0].shard)
     try:
-        return await fleet_stats_of(queues)
-    except NotPermittedError:
+        return replace(await fleet_stats_of(queues), refused=refused)
+    except (NotPermittedError, RefusedError):
         found = merged(await asyncio.gather(*(queue.status() for queue in queues)))
-        return FleetStats(time.time(), found, environments_of(found))
+        return FleetStats(time.time(), found, environments_of(found), refused=refused)
 
 
 # The JSON of a look
@@ -130,7 +131,10 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         },
         "paused": dict(status.paused),
         "running": sum(row.held for row in status.workers),
+        "refused": seen.refused,
         "dead": status.dead,
+        "others": [row._asdict() | {"text": row.text} for row in status.others],
+        "lost": max(0, status.unaccounted),
         "memory_bytes": seen.memory_bytes,
         "memory_limit_bytes": seen.memory_limit_bytes,
         **{
@@ -259,6 +263,13 @@ def _summary(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for row in record["workers"]:
         for name, why in row["degraded"].items():
             yield "degraded", f"{name} on {row['worker']}: {why}"
+    for row in record["others"]:
+        yield "others", row["text"]
+    if record["lost"]:
+        text = "neither wait nor run nor have ended; their clients send them again"
+        yield "lost", f"{plural(record['lost'], 'request')} so far {text}"
+    if record["refused"]:
+        yield "refused", f"a worker that would join: {record['refused']}"
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
         yield "quarantined", f"{plural(count, 'request')} of {name}, {text}"

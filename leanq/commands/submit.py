@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import select
+import stat
 import sys
 import time
 from collections import Counter
@@ -40,9 +42,17 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
-from leanq.fleet.shown import plural
+from leanq.fleet.shown import plural, printable, some_of
 from leanq.producer.request_builder import Check, RequestBuilder
-from leanq.queue.requests import CHECKED, PROFILED, VERIFIED, Reply, Request, reply_to_json
+from leanq.queue.requests import (
+    CHECKED,
+    PROFILED,
+    VERIFIED,
+    WITH_GOALS,
+    Reply,
+    Request,
+    reply_to_json,
+)
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
 
@@ -50,6 +60,10 @@ from leanq.queue.up_file import UpFile
 _WINDOW = 512
 # The wait if no person sees it. A scaler brings a first worker within minutes.
 _WAIT_OF_SCRIPTS_S = 600.0
+# For somebody to begin to write to a pipe.
+_WRITER_S = 5.0
+# Of the blank files that are skipped.
+_MOST_NAMED = 10
 # A shorter command needs no progress bar.
 _PROGRESS_AFTER_S = 2.0
 
@@ -68,16 +82,20 @@ _of_files = options.combined(options.client, options.embedded, options.wait, opt
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...")
 @_of_files
 @options.lean
-def submit(paths: tuple[str, ...], **how: Any) -> int:
+@click.option("--goals", is_flag=True, help="Tell the goals before each tactic, too.")
+def submit(paths: tuple[str, ...], goals: bool, **how: Any) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
-    Checks all .lean files below a FOLDER. A FILE of - is standard input. If nothing names a Redis
-    (--url, LEANQ_URL or 'leanq up'), a server and a worker run for the length of the call.
+    Checks all .lean files below a FOLDER but blank ones. A FILE of - is standard input. If nothing
+    names a Redis (--url, LEANQ_URL or 'leanq up'), a server and a worker run for the length of the
+    call.
 
     Exit code: 0 if all are accepted; 1 if any is rejected, incomplete, exhausted or unverified;
     3 if leanq has no verdict of Lean's, or no Redis answers. Of several codes, the highest counts.
     2 means wrong usage, or files that cannot be read or are empty; nothing is sent then.
     """
+    if goals:
+        return _run_files(paths, partial(_check, goals=True), WITH_GOALS, **how)
     return _run_files(paths, _check, CHECKED, **how)
 
 
@@ -176,12 +194,21 @@ def _run_files(
         Stopped: a signal came; outstanding requests were withdrawn.
         UsageError: a folder cannot be read, or has no .lean files.
     """
-    files = list(lean_files(paths))
+    found = list(lean_files(paths))
     shown_fields = fields if as_json else None
     # A pipe or a terminal can keep its reader waiting. Read it now, while no worker depends on this
     # process and Ctrl-C ends it at once.
     early: dict[str, str] = {}
-    if refused := list(_refused(files, early)):
+    blank: list[str] = []
+    refused = list(_refused(found, early, {*found} - {*paths}, blank))
+    skipped = {*blank}
+    files = [file for file in found if file not in skipped]
+    if blank:
+        text = f"leanq: {plural(len(blank), 'blank file')} skipped: {some_of(blank, _MOST_NAMED)}"
+        click.echo(printable(text), err=True)
+    if not files:
+        raise UsageError(f"there is no text in the .lean files in {', '.join(paths)}")
+    if refused:
         for ended in refused:
             _show(ended, shown_fields)
         if not as_json and len(files) > len(refused):
@@ -204,12 +231,18 @@ def _run_files(
     return batch.summary.exit_code
 
 
-def _refused(files: Iterable[str], early: dict[str, str]) -> Iterator[Ended]:
+def _refused(
+    files: Iterable[str], early: dict[str, str], unnamed: AbstractSet[str], blank: list[str]
+) -> Iterator[Ended]:
     """Yields the files that no worker could check. Each is read once more when it is sent, but for
-    a pipe or a terminal, whose text goes into ``early``."""
+    a pipe or a terminal, whose text goes into ``early``. Blank ones that were found in a
+    folder, the ``unnamed``, go into ``blank``."""
     for file in files:
         try:
             text = early.get(file) or read_source(file)
+            if file in unnamed and not text.strip():
+                blank.append(file)
+                continue
             Request("check", code=text)
         except UsageError as error:
             yield Ended(file, error=error)
@@ -374,8 +407,7 @@ def read_source(file: str) -> str:
         # Otherwise the first file to be opened would be read in its place.
         raise InvalidRequestError("standard input is closed")
     try:
-        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
-            data = stream.read(MAX_REQUEST_BYTES + 1)
+        data = _data_of(file)
     except OSError as error:
         raise InvalidRequestError(error.strerror or str(error)) from None
     if len(data) > MAX_REQUEST_BYTES:
@@ -385,6 +417,25 @@ def read_source(file: str) -> str:
     except UnicodeDecodeError as error:
         text = f"is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         raise InvalidRequestError(text) from None
+
+
+def _data_of(file: str) -> bytes:
+    """Returns a file's first bytes, one more than are taken; raises InvalidRequestError for a pipe
+    that nobody writes to."""
+    if file == "-":
+        with open(0, "rb", closefd=False) as stream:
+            return stream.read(MAX_REQUEST_BYTES + 1)
+    # To open a pipe would wait for its writer, and for ever if none comes.
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as stream:
+        begun: bytes | None = None
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            begun = stream.raw.read(1 << 16)
+            # None: a writer is there, and has not written yet.
+            if begun == b"" and not select.select([fd], [], [], _WRITER_S)[0]:
+                raise InvalidRequestError("is a pipe to which nobody writes")
+        os.set_blocking(fd, True)
+        return (begun or b"") + stream.read(MAX_REQUEST_BYTES + 1)
 
 
 def read_named(file: str) -> str:

@@ -1,4 +1,4 @@
-"""``leanq tenant``: tenants' CPU time, their shares of it, and their default environments."""
+"""``leanq tenant``: tenants' CPU time, and their shares of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from leanq.commands.common import on_queues, queue_settings, tell
 from leanq.errors import UsageError
 from leanq.fleet.shown import duration, printable, table
 from leanq.fleet.stats import environments_of
-from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue, look, set_alias
+from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue, look
 from leanq.queue.settings import check_name
 
 
 @click.group()
 def tenant() -> None:
-    """Show tenants' CPU time; set their shares and defaults."""
+    """Show tenants' CPU time; set their shares."""
 
 
 @tenant.command()
@@ -52,28 +52,6 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
     if weight is not None:
         said = f"weighs {weight:g} from its next request on"
     tell(as_json, [{"tenant": name, "weight": weight}], [f"tenant {name} {said}"])
-
-
-@tenant.command()
-@click.argument("name")
-@click.argument("environment", required=False)
-@click.option("--remove", is_flag=True, help="Take the tenant's own default away.")
-@options.queue
-def env(url: str | None, as_json: bool, name: str, environment: str | None, remove: bool) -> None:
-    """Let 'default' stand for ENVIRONMENT, in requests of the tenant NAME.
-
-    A request that names no environment asks for 'default'. ENVIRONMENT may be an alias. 'leanq env
-    list' shows it.
-    """
-    if (environment is None) != remove:
-        raise UsageError("give either an ENVIRONMENT, or --remove")
-    check_name("tenant", name)
-    target = "" if environment is None else check_name("environment", environment)
-    now = on_queues(url, lambda queues: set_alias(queues, "tenant", name, target))
-    said = f"the tenant {name} has no default of its own"
-    if now:
-        said = f"'default' of the tenant {name} is {now} from the next request on"
-    tell(as_json, [{"tenant": name, "environment": now or None}], [said])
 
 
 @tenant.command("list")

@@ -26,9 +26,8 @@ from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
 from leanq.lean.fork_server.server import ForkRules
+from leanq.lean.language_server.documents import DocumentRules
 from leanq.lean.lean_driver import LeanDriver, machine_cache
-from leanq.lean.repl.driver import ReplDriver
-from leanq.lean.repl.session import Recycling
 from leanq.lean.sandbox.demands import require_walls as demand
 from leanq.lean.sandbox.sandbox import probe
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
@@ -44,7 +43,7 @@ environments = click.option(
     "environments",
     multiple=True,
     metavar="NAME=PATH",
-    help="A Lake project, a folder of .olean files or a pack, offered under this name; may be "
+    help="A Lake project or a folder of .olean files, offered under this name; may be "
     "given several times [default: 'default', the Lake project here or Lean's own library].",
 )
 
@@ -56,13 +55,13 @@ worker_options = options.combined(
     ),
     click.option(
         "--driver",
-        type=click.Choice(["lean", "repl", "echo"]),
+        type=click.Choice(["lean", "server", "echo"]),
         default="lean",
-        help="The program for requests: Lean, Lean's REPL, or an echo for tests of the queue.",
+        help="What reads texts: Lean, in forks where it can; Lean's language server in place of "
+        "forks; or an echo for tests of the queue.",
     ),
     environments,
     options.lean_program,
-    options.repl,
     click.option(
         "--require-walls",
         is_flag=True,
@@ -78,14 +77,14 @@ worker_options = options.combined(
     click.option(
         "--no-fork-server",
         is_flag=True,
-        help="Start Lean anew for each text, instead of forking a process that has imported its "
-        "header.",
+        help="Fork no process that has imported a header: Lean's language server reads texts, and "
+        "Lean starts anew to compile one.",
     ),
     click.option(
         "--trust-steps",
         is_flag=True,
-        help="Take the REPL's word for a step that completes a proof, without audit and axioms. It "
-        "can be wrong.",
+        help="Take Lean's word for a step that leaves no goal, without the judge: such a step is "
+        "unjudged (trusted_step).",
     ),
     click.option(
         "--metrics-port",
@@ -213,7 +212,6 @@ def make_worker(
     driver: str = "lean",
     environments: Sequence[str] = (),
     lean: str | None = None,
-    repl: str | None = None,
     trust_steps: bool = False,
     require_walls: bool = False,
     no_fork_server: bool = False,
@@ -230,15 +228,10 @@ def make_worker(
     With a ``cpu_share`` below 1, the whole process is limited to that share of its CPUs.
 
     Raises:
-        UsageError: an environment is not ``NAME=PATH``, named twice, or no folder; or a REPL comes
-            without its driver, or the driver without a REPL.
+        UsageError: an environment is not ``NAME=PATH``, named twice, or no folder.
         ToolchainError: there is no usable Lean, or an environment cannot be read.
         SandboxError: a required wall is missing.
     """
-    if driver == "repl" and not repl:
-        raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
-    if driver != "repl" and (repl or trust_steps):
-        raise UsageError("--repl and --trust-steps are for --driver repl")
     if driver == "echo" and (environments or lean):
         raise UsageError("--env and --lean are for drivers with Lean; echo offers 'echo' alone")
     if cpu_share < 1:
@@ -257,24 +250,21 @@ def make_worker(
         "hidden": _server_folder(settings),
         "nice": nice,
         "judge_alone": judge_alone,
+        "trust_steps": trust_steps,
+        "forks": None
+        if no_fork_server or driver == "server"
+        else ForkRules(compare_every=settings.compare_every),
+        "documents": DocumentRules(compare_every=settings.compare_every),
     }
-    forks = None if no_fork_server else ForkRules(compare_every=settings.compare_every)
     drivers: list[Driver] = []
     for name, path in named_environments(environments).items():
         opener = partial(open_environment, name, path, lean=lean)
-        if repl:
-            memory_bytes = settings.repl_memory_mb << 20
-            rules = Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
-            drivers.append(
-                ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
-            )
-        else:
-            drivers.append(LeanDriver(opener, forks=forks, **made_of))
+        drivers.append(LeanDriver(opener, **made_of))
     return made(drivers)
 
 
 def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
-    """Returns the folder or pack of each environment given as ``NAME=PATH``; without any, that of
+    """Returns the folder of each environment given as ``NAME=PATH``; without any, that of
     ``default``.
 
     Raises:
@@ -294,7 +284,7 @@ def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
         if not folder.exists():
             raise UsageError(
                 f"--env {name}: there is no {folder}; name the folder of a Lake project or of "
-                ".olean files, or a pack"
+                ".olean files"
             )
     return named or {DEFAULT_ENVIRONMENT: project_here()}
 

@@ -222,8 +222,6 @@ class Consumer:
     def _settled(self, batch: Sequence[Settlement], claimed: Claimed) -> None:
         for item, accepted in zip(batch, claimed.accepted, strict=True):
             held = self.requests.forget(item.request_id)
-            if held and held.trace:
-                held.trace.settled(item.reply, accepted=accepted)
             if accepted and held:
                 self._times[held.job.environment, item.times] += 1
                 self.requests.count(held, item.outcome)

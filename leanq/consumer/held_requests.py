@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leanq.consumer.attempt_trace import AttemptTrace
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import NewerMessageError, ToolchainError, WireError, WorkerError
 from leanq.fleet import logging as logs
-from leanq.fleet.tracing import tracer
+from leanq.fleet.tracing import is_sampled, trace_id_in
 from leanq.lean.driver import Driver
 from leanq.queue import wire
-from leanq.queue.metrics import count
+from leanq.queue.metrics import count, note_exemplar
 from leanq.queue.requests import LEAN_VERDICTS, Reply, Spent, content_of
 from leanq.queue.results import Job, Returning, Settlement, Use, times_of
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
@@ -39,13 +38,12 @@ _NOT_BEGUN = Spent()
 class _Held(Struct, eq=False):
     """A request whose lease this worker has.
 
-    ``end`` is its result, or how it goes back. ``trace`` is there once it has run, if its trace is
-    sampled. ``campaign`` is None until it runs, and if it has no account.
+    ``end`` is its result, or how it goes back. ``campaign`` is None until it runs, and if it has no
+    account.
     """
 
     job: Job
     end: Settlement | Returning | None = None
-    trace: AttemptTrace | None = None
     campaign: str | None = None
 
 
@@ -84,7 +82,6 @@ class HeldRequests:
         self._notify = notify
         self._claimed_ahead_wait_s = claimed_ahead_wait_s
         self._kept_ms = kept_ms
-        self._tracer = tracer("worker")
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
         # Requests claimed ahead, and the time since which the first of them waits.
@@ -319,8 +316,11 @@ class HeldRequests:
     def _settlement(self, held: _Held, started_s: float, ran_s: float, reply: Reply) -> Settlement:
         job, outcome = held.job, reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
-        if self._tracer is not None:
-            held.trace = AttemptTrace.begin(self._tracer, job, self._worker, outcome)
+        traceparent = about.traceparent if (about := logs.ABOUT.get()) else ""
+        if is_sampled(traceparent):
+            note_exemplar(("leanq_worker_requests_total", outcome), trace_id_in(traceparent), 1.0)
+        else:
+            traceparent = ""
         # Only Lean's own verdicts last; one of the infrastructure may differ the next time.
         lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
@@ -340,7 +340,7 @@ class HeldRequests:
                 claimed_ms=job.claimed_ms,
                 held_us=round((started_s - job.answered_s) * 1e6) if job.answered_s else 0,
                 lost=job.lost,
-                traceparent=held.trace.traceparent if held.trace else "",
+                traceparent=traceparent,
             ),
             submitted_ms=job.submitted_ms,
         )

@@ -96,6 +96,10 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
     for tenant, weight in seen.status.weights.items():
         yield "leanq_tenant_weight", (tenant,), weight
     yield "leanq_dead_letters", (), seen.status.dead
+    for other in seen.status.others:
+        waiting = 0 if other.workers else other.waiting
+        yield "leanq_other_release_requests", (other.environment, str(other.version)), waiting
+    yield "leanq_unaccounted_requests", (), seen.status.unaccounted
     for name in ("reaped", "released", "coalesced", "remembered"):
         yield f"leanq_requests_{name}_total", (), counters.get(name, 0)
     yield "leanq_results_fenced_total", (), counters.get("fenced", 0)

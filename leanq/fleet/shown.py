@@ -40,6 +40,12 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Returns ``a, b, c and 167 more``."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def printable(text: str) -> str:
     """Returns the text without control characters: names come from any writer of Redis, and could
     steer a terminal."""

@@ -101,6 +101,7 @@ class FleetStats:
         at_s: when, in seconds since 1970 by this machine's clock.
         environments: by name, all that workers ever offered or requests ever named.
         servers: the INFO of each shard's server.
+        refused: the worker that could not join within the last minutes, and why.
     """
 
     at_s: float
@@ -108,6 +109,7 @@ class FleetStats:
     environments: Mapping[str, EnvironmentStats]
     servers: Sequence[Mapping[str, Any]] = ()
     shards: Sequence[Status] = ()
+    refused: str = ""
 
     @property
     def living(self) -> list[WorkerRow]:

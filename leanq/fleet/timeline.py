@@ -15,8 +15,9 @@ import msgspec
 
 from leanq.queue import wire
 from leanq.queue.operator_queue import OperatorQueue
+from leanq.queue.records import read_in_flight
 from leanq.queue.requests import Reply
-from leanq.queue.results import is_record, read_in_flight
+from leanq.queue.results import is_record
 
 LOST = {
     "reaped": "its worker's lease expired",
@@ -76,7 +77,7 @@ async def find(queue: OperatorQueue, request_id: str) -> Timeline | None:
 
     Raises:
         UnavailableError: the queue cannot be reached.
-        WireError: its reply cannot be read.
+        WireError: its reply or its record cannot be read.
     """
     keys, ask = queue.shard.keys, queue.shard.ask
     key = keys.request(request_id)
@@ -84,7 +85,8 @@ async def find(queue: OperatorQueue, request_id: str) -> Timeline | None:
     if not data:
         return None
     if not is_record(data):
-        return of_reply(wire.unpack_reply(request_id, data), expires_ms)
+        reply = wire.unpack_reply(request_id, data)
+        return of_reply(reply, expires_ms - reply.spent.kept_ms if reply.spent else None)
     try:
         flying, run_s = read_in_flight(request_id, data)
     except ValueError:
@@ -105,10 +107,11 @@ async def find(queue: OperatorQueue, request_id: str) -> Timeline | None:
     return Timeline(request_id, flying.submitted_s, "", tuple(attempts))
 
 
-def of_reply(reply: Reply, expires_ms: float) -> Timeline | None:
+def of_reply(reply: Reply, settled_ms: float | None) -> Timeline | None:
     """Returns the timeline of a request that has ended; None if its worker did not measure it.
 
-    ``expires_ms``: when the server forgets the reply, in milliseconds since 1970.
+    ``settled_ms``: when the reply was written, in milliseconds since 1970 by the server's clock.
+    Without it the timeline ends with the run.
     """
     spent = reply.spent
     if spent is None or not reply.submitted_ms:
@@ -119,7 +122,8 @@ def of_reply(reply: Reply, expires_ms: float) -> Timeline | None:
         # The run had ended before.
         attempt = Attempt(reply.worker, f"{end}, remembered", {"settled": 0.0})
         return Timeline(reply.request_id, reply.submitted_ms / 1000, end, (attempt,))
-    clock.end_ms = expires_ms - spent.kept_ms
+    if settled_ms is not None:
+        clock.end_ms = settled_ms
     attempts = [*clock.lost(spent.lost)]
     phases = {}
     if spent.claimed_ms:
@@ -130,16 +134,15 @@ def of_reply(reply: Reply, expires_ms: float) -> Timeline | None:
             began = "forked" if spent.is_forked else "started"
             phases[began] = clock.until(at_ms := at_ms + spent.begun_us / 1000)
         judging_ms = ran_to_ms - reply.audit_s * 1000
-        if spent.imported_us:
-            phases["imported"] = clock.until(min(at_ms + spent.imported_us / 1000, judging_ms))
         phases["elaborated"] = clock.until(judging_ms)
         if reply.audit_s:
             phases["judged"] = clock.until(ran_to_ms)
-        phases["settled"] = clock.until(clock.end_ms)
-    elif reply.verdict != "poisoned":
+        if settled_ms is not None:
+            phases["settled"] = clock.until(settled_ms)
+    elif settled_ms is not None and reply.verdict != "poisoned":
         # Nobody notes when a request was claimed that is withdrawn from its worker.
         may_have_run = reply.verdict == "cancelled" and reply.attempts > 0
-        phases["waited or ran" if may_have_run else "waited"] = clock.until(clock.end_ms)
+        phases["waited or ran" if may_have_run else "waited"] = clock.until(settled_ms)
     if phases:
         attempts.append(Attempt(reply.worker, end, phases))
     return Timeline(reply.request_id, reply.submitted_ms / 1000, end, tuple(attempts))

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, SpanKind
     from opentelemetry.trace import Tracer as OtelTracer
 
-    from leanq.fleet.timeline import Timeline
-
 log = logging.getLogger("leanq.tracing")
 
 CALLER: ContextVar[str] = ContextVar("leanq_caller", default="")
 """The trace context of the HTTP request that a gateway's task serves, as W3C writes it."""
 
-Role = Literal["client", "worker", "gateway"]
+Role = Literal["client", "gateway"]
 
 _DROPPED = "leanq_spans_dropped_total"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -175,21 +173,6 @@ class Tracer:
         span.set_attribute("error.type", error)
         span.set_status(self._trace.StatusCode.ERROR, text)
 
-    def add_phases(self, span: Span, parent: str, found: Timeline) -> None:
-        """Adds the phases of a request: those of its last attempt below the span, and what came
-        before beside it."""
-        before = self._trace.NonRecordingSpan(self._read(parent))
-        # The server counts whole milliseconds; a float has no room for nanoseconds.
-        at_ns = round(found.submitted_s * 1000) * 1_000_000
-        for attempt in found.attempts:
-            about = {"messaging.client.id": attempt.worker, "leanq.end": attempt.end}
-            is_last = attempt is found.attempts[-1]
-            for name, ms in attempt.phases_ms.items():
-                below = span if is_last and name != "waited" else before
-                until_ns = at_ns + round(ms * 1e6)
-                self.add(name, below, at_ns, until_ns, None if is_last else about)
-                at_ns = until_ns
-
     def _read(self, traceparent: str) -> SpanContext:
         _, trace_id, span_id, flags = traceparent.split("-")
         flags_ = self._trace.TraceFlags(int(flags, 16))
@@ -207,6 +190,10 @@ def traceparent_of(span: Span) -> str:
 
 def trace_id_of(span: Span) -> str:
     return f"{span.get_span_context().trace_id:032x}"
+
+
+def trace_id_in(traceparent: str) -> str:
+    return traceparent.split("-")[1]
 
 
 def message_attributes(

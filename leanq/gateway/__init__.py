@@ -16,7 +16,6 @@ One process is a client of the queue and serves any number of HTTP clients::
     v1_models.py        its bodies and results
     operations.py       turns its bodies into requests to the queue
     batches.py          streams many requests over one connection
-    campaigns.py        takes whole data sets, for campaign workers
     problems.py         its errors
     metrics.py          counts the gateway's own work, and traces it
     bodies.py           bounds bodies before Pydantic reads them

@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from leanq.gateway import kimina
 from leanq.gateway.access import Access, Authenticated, Screened
-from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone
 from leanq.gateway.interface import new_interface
@@ -36,19 +35,11 @@ _PUBLIC = frozenset({"/", "/health", "/health/", "/ready", "/api/openapi.json", 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
-def make_app(
-    lean: GatewayClient,
-    access: Access,
-    hostnames: Sequence[str] = (),
-    campaigns: TenantCampaigns | None = None,
-    *,
-    rq_url: str | None = None,
-) -> FastAPI:
+def make_app(lean: GatewayClient, access: Access, hostnames: Sequence[str] = ()) -> FastAPI:
     """Returns the application in front of the queue of ``lean``, an open client.
 
     Args:
         hostnames: the names by which clients reach it, besides loopback's; ``*`` allows any.
-        rq_url: the Redis of campaigns, if it is not the queue's.
 
     Its ``state`` holds ``connections``, whose number the server limits; ``metrics``; and
     ``readiness``. ``stopping`` and ``ending`` are events. After the first, the page's watchers are
@@ -61,7 +52,7 @@ def make_app(
     app.state.readiness = readiness = Readiness(lean)
     app.state.metrics = GatewayMetrics(lean, connections, readiness)
     # The middleware that is added first is innermost.
-    inner = make_v1(lean, access, ending, campaigns)
+    inner = make_v1(lean, access, ending)
     for owner, prefix, operations, refuse in (
         (app, "", kimina.operations, _kiminas_refusal),
         (inner, "/v1", v1_operations, response_of),
@@ -88,7 +79,7 @@ def make_app(
     app.include_router(kimina.operations)
     app.include_router(kimina.router)
     app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")
-    page = routes.Page(lean, access, connections, stopping, rq_url).app(READS, CHANGES)
+    page = routes.Page(lean, access, connections, stopping).app(READS, CHANGES)
     app.mount(routes.BELOW.rstrip("/"), page)
 
     async def front(request: Request) -> Any:

@@ -278,7 +278,7 @@ def _bytes_of(result: dict[str, Any]) -> int:
         *reply.goals,
     )
     objects = len(texts) + 1
-    return objects * _RESULT_BYTES + sum(map(len, texts)) + len(reply.infotree or b"")
+    return objects * _RESULT_BYTES + sum(map(len, texts))
 
 
 def _chunk(body: bytes, *, more: bool = True) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import ChainMap, Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable
 from operator import methodcaller
 from typing import Any
 
@@ -19,7 +19,6 @@ from msgspec import structs
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import (
-    LeanQError,
     LostError,
     QueueFullError,
     RequestError,
@@ -39,7 +38,7 @@ from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Reply, content_of
 from leanq.queue.results import is_record, is_reply_to
-from leanq.queue.shard import Shard, resolved
+from leanq.queue.shard import Shard
 from leanq.states import RedisStates
 
 _STATES_REMEMBERED = 100_000
@@ -160,19 +159,12 @@ class GatewayClient(AsyncLeanQClient):
 
         def told(end: End) -> None:
             if isinstance(end, Reply) and not is_reply_to(submission, end, anywhere=remembers):
-                # Only the queue knows whether an alias led elsewhere.
-                self._asked_again(again, prepared)
+                again.ended(conflict(again.name.name))
             else:
                 again.ended(end)
 
         found.add(told)
         return again
-
-    def _asked_again(self, again: Pending, prepared: PreparedRequest[Any]) -> None:
-        try:
-            self.submit(again.name.tenant, prepared, again.name.name).add(again.ended)
-        except LeanQError as error:
-            again.ended(error)
 
     def find(self, tenant: str, name: str) -> Pending:
         """Returns a request that was sent before, perhaps by another gateway.
@@ -269,20 +261,14 @@ class GatewayClient(AsyncLeanQClient):
                 break
         if fingerprint is None:
             raise UnknownStateError(f"the state {state} is not known here, or no longer")
-        offered, _ = await self._offered.get()
+        offered = await self._offered.get()
         return frozenset(name for name, known in offered if known == fingerprint)
 
-    async def targets(self, names: Iterable[str], tenant: str) -> list[str]:
-        """Returns the environment that each name stands for now; raises UnavailableError."""
-        _, aliases = await self._offered.get()
-        return [resolved(aliases, name, tenant) for name in names]
-
-    async def _look(self) -> tuple[frozenset[tuple[str, str]], Mapping[str, str]]:
-        """Returns environments with their fingerprints, and aliases."""
+    async def _look(self) -> frozenset[tuple[str, str]]:
+        """Returns environments with their fingerprints."""
         firsts = [shards[0] for shards in self._clusters_shards]
         each = await asyncio.gather(*(shard.fingerprints() for shard in firsts))
-        aliases = await asyncio.gather(*(shard.aliases() for shard in firsts))
-        return frozenset(pair for one in each for pair in one.items()), dict(ChainMap(*aliases))
+        return frozenset(pair for one in each for pair in one.items())
 
     async def close(self, *, withdraw: bool = False) -> None:
         """Ends the client. Outstanding requests run on, so that they can be fetched later."""

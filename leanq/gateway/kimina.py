@@ -8,8 +8,8 @@ of its text, and the HTTP status is 200.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
@@ -26,7 +26,7 @@ from leanq.gateway.operation_routes import OperationRoute
 from leanq.gateway.v1_models import THEOREM
 from leanq.lean.syntax import split_header
 from leanq.producer.request_builder import Check, PreparedRequest
-from leanq.queue.requests import MAX_TIMEOUT_S, Infotree, Reply, without_infotree
+from leanq.queue.requests import MAX_TIMEOUT_S, Reply
 
 router = APIRouter(tags=["Kimina Lean Server"])
 
@@ -35,8 +35,11 @@ _Environment = Annotated[
     str | None, Field(description="leanq's own: the environment's name; the key's first unless set")
 ]
 
-# The most bytes of infotrees in one answer, which memory holds at once.
-_MOST_INFOTREES_BYTES = 64 << 20
+Infotree = Literal["full", "tactics", "original", "substantive"]
+_NO_INFOTREE = (
+    "leanq: infotree: this server gives no infotrees; ask POST /v1/check for the goals before each "
+    "tactic (goals), and leave infotree out here"
+)
 # The most texts of one request: a body has room for millions of empty ones, each an object here.
 _MOST_TEXTS = 100_000
 _UNENDED = RequestError("leanq: the request has not ended")
@@ -164,7 +167,9 @@ async def _ends(
     """Returns the end of each text; withdraws all of them if the client goes away."""
     access, lean = access_of(request), lean_of(request)
     env = access.environment(key, environment)
-    options = Check(env=env, tenant=key.tenant, infotree=infotree)
+    if infotree is not None:
+        return [InvalidRequestError(_NO_INFOTREE)] * len(codes)
+    options = Check(env=env, tenant=key.tenant)
     ends: list[Reply | LeanQError] = [_UNENDED] * len(codes)
     all_ended = asyncio.get_running_loop().create_future()
 
@@ -191,7 +196,7 @@ async def _ends(
         group.leave()
     return [
         end if isinstance(end, LeanQError) else access.sealed(key, end)
-        async for end in in_turns(_within(ends))
+        async for end in in_turns(ends)
     ]
 
 
@@ -206,19 +211,6 @@ def _prepared(
     checks = lean.checks(key, lambda: {**options, "timeout_s": budget_s})
     # Kimina accepts an empty text; leanq accepts it as a comment.
     return checks(code if code.strip() else f"{code}--")
-
-
-def _within(ends: Sequence[Reply | LeanQError]) -> Iterator[Reply | LeanQError]:
-    """Yields the ends of one answer, with as many infotrees as an answer may have."""
-    infotrees_bytes = 0
-    for end in ends:
-        if isinstance(end, Reply) and end.infotree is not None:
-            infotrees_bytes += len(end.infotree)
-            if infotrees_bytes > _MOST_INFOTREES_BYTES:
-                why = f"an answer has {_MOST_INFOTREES_BYTES} bytes of them; ask for fewer texts"
-                yield without_infotree(end, why)
-                continue
-        yield end
 
 
 def _budget_s(code: str, timeout_s: int) -> float:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from leanq.errors import LeanQError
 from leanq.queue.requests import LEAN_NO, LEAN_VERDICTS, Message, Reply, Sorry, Verdict
 
@@ -69,7 +67,7 @@ def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -
 
 
 def _response(reply: Reply) -> dict[str, Any]:
-    """Returns a REPL's answer that agrees with the verdict."""
+    """Returns the answer of Kimina's REPL that agrees with the verdict."""
     messages = [_message(message) for message in reply.messages]
     sorries = [_sorry(number, sorry) for number, sorry in enumerate(reply.sorries)]
     if reply.verdict == "incomplete" and not sorries:
@@ -84,8 +82,6 @@ def _response(reply: Reply) -> dict[str, Any]:
         response["messages"] = messages
     if sorries:
         response["sorries"] = sorries
-    if reply.infotree is not None:
-        response["infotree"] = msgspec.Raw(reply.infotree)
     return response
 
 

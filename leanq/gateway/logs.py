@@ -26,8 +26,6 @@ _MINUTE_S = 60.0
 _REFUSED = frozenset({401, 403, 429})
 _FIRST_ERROR = 400
 _UNAUTHORIZED = 401
-_CAMPAIGNS = "/v1/campaigns"
-_OF_ALL_CAMPAIGNS = {"POST": "start", "DELETE": "end"}
 
 
 class Sparing:
@@ -122,7 +120,4 @@ def _action_of(scope: Scope, route: str, status: int) -> str | None:
         return route.removeprefix("/page/").replace("/", " ")
     if method == "DELETE" and route.startswith("/v1/requests/"):
         return "withdraw"
-    if route.startswith(_CAMPAIGNS) and method in _OF_ALL_CAMPAIGNS:
-        _, _, what = route.removeprefix(_CAMPAIGNS).lstrip("/").partition("/")
-        return f"campaign {what or _OF_ALL_CAMPAIGNS[method]}"
     return None

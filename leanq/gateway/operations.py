@@ -55,7 +55,7 @@ def prepared_text(
         how: Check = {**_options_of(body), **where}
         return lean.builder.verify(body.target, body.code, body.theorems, body.holes, how)
     # This key is made for each text of a batch, and is cheaper than its options.
-    own: Check = {"infotree": body.infotree, "profile": body.profile}
+    own: Check = {"goals": body.goals, "profile": body.profile}
     chosen = (key.tenant, env, *own.values(), *_chosen(body), *body.allow_axioms)
     checks = lean.checks(chosen, lambda: {**_options_of(body), **where, **own})
     return checks(body.code)
@@ -71,22 +71,18 @@ async def options_of_state(
 ) -> InEnvironment:
     """Returns the options of a request about a state, which runs in its environment by default.
 
-    An alias stands for that environment too, wherever it has moved since. If the key allows some
-    environments only, the state must be of one of them: another key of the tenant may have made
-    it, and a worker exports any state on request. Raises HTTPException (403) for others,
-    UnknownStateError for unknown states of such keys, and UnavailableError.
+    If the key allows some environments only, the state must be of one of them: another key of the
+    tenant may have made it, and a worker exports any state on request. Raises HTTPException (403)
+    for others, UnknownStateError for unknown states of such keys, and UnavailableError.
     """
     options = InEnvironment(tenant=key.tenant)
     if environment is not None:
-        named = access.environment(key, environment)
-        if await lean.targets([named], key.tenant) == [named]:
-            options["env"] = named
+        options["env"] = access.environment(key, environment)
     if key.environments:
         of_state = await lean.environments_of(state)
-        if "env" not in options or environment not in of_state:
-            targets = await lean.targets(key.environments, key.tenant)
-            allowed = [each for each in targets if each in of_state]
-            if "env" in options or not allowed:
-                raise HTTPException(403, "the state is of an environment that the key may not use")
-            options["env"] = allowed[0]
+        named = [options["env"]] if "env" in options else key.environments
+        allowed = [each for each in named if each in of_state]
+        if not allowed:
+            raise HTTPException(403, "the state is of an environment that the key may not use")
+        options["env"] = allowed[0]
     return options

@@ -10,15 +10,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import redis
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from leanq.errors import LeanQError, UnavailableError
+from leanq.errors import LeanQError
 from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats
-from leanq.gateway import campaigns
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access, Submitter, Watcher
 from leanq.gateway.batches import BatchResponse
@@ -32,7 +30,6 @@ from leanq.gateway.operations import options_in, options_of_state, prepared_of
 from leanq.gateway.pending import Pending
 from leanq.gateway.problems import response_of
 from leanq.queue.requests import Reply
-from leanq.queue.shard import resolved
 from leanq.queue.wire import info_of
 
 BATCH_PATH = "/v1/batch"
@@ -65,29 +62,20 @@ class _V1Route(OperationRoute):
 operations = APIRouter(route_class=_V1Route)
 
 
-def make_v1(
-    lean: GatewayClient, access: Access, ending: Ending, tenants: campaigns.TenantCampaigns | None
-) -> FastAPI:
+def make_v1(lean: GatewayClient, access: Access, ending: Ending) -> FastAPI:
     app = new_interface(lean, access, ending, openapi_url="/openapi.json")
     app.state.fleet = Fresh(lambda: asyncio.gather(*map(fleet_stats, lean.clusters)))
-    app.state.campaigns = tenants
     for kind in (LeanQError, RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, _problem)
-    app.add_exception_handler(redis.RedisError, _rq_unavailable)
     for gone in (ClientGoneError, ClientDisconnect):
         app.add_exception_handler(gone, client_gone)
     app.include_router(operations)
     app.include_router(router)
-    app.include_router(campaigns.router, responses=_PROBLEMS)
     return app
 
 
 async def _problem(_: Request, error: Exception) -> Response:
     return response_of(error)
-
-
-async def _rq_unavailable(_: Request, error: Exception) -> Response:
-    return response_of(UnavailableError(f"RQ's Redis: {error}"))
 
 
 @operations.post("/check", responses=_ENDS, summary="Lean's verdict on a text")
@@ -256,8 +244,7 @@ def _environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[dict[str
     """Returns the environments that a key may use, for each cluster."""
     found = []
     for seen in clusters:
-        names = {resolved(seen.status.aliases, each, key.tenant) for each in key.environments}
-        names.update(key.environments)
+        names = key.environments
         found += [each for each in _environments(seen) if not names or each["name"] in names]
     return found
 

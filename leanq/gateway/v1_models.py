@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from leanq.gateway.bodies import Bounds
-from leanq.queue.requests import VERIFIED, Infotree, Reason, Reply, Verdict, reply_to_json
+from leanq.queue.requests import VERIFIED, Reason, Reply, Verdict, reply_to_json
 
 THEOREM = "theorem t (p : Prop) (h : p) : p := "
 
@@ -61,10 +60,9 @@ class Check(Options):
     """Lean's verdict on a text."""
 
     code: Annotated[str, Field(description="Lean source, its header included")]
-    infotree: Annotated[
-        Infotree | None,
-        Field(description="which nodes of its infotree to give; where workers run the REPL alone"),
-    ] = None
+    goals: Annotated[
+        bool, Field(description="whether to tell the goals before each tactic (tactics)")
+    ] = False
     profile: Annotated[
         bool, Field(description="whether to say where Lean spends its time, instead of judging")
     ] = False
@@ -143,6 +141,12 @@ class Sorry(BaseModel):
     end_column: int | None
 
 
+class Tactic(BaseModel):
+    line: int
+    column: int
+    goals: list[str]
+
+
 class Theorem(BaseModel):
     name: str
     statement: Annotated[str | None, Field(description="null if not asked for")]
@@ -181,6 +185,7 @@ class Result(BaseModel):
     messages: list[Message]
     sorries: list[Sorry]
     theorems: list[Theorem]
+    more_theorems: Annotated[int, Field(description="how many more there are")] = 0
     axioms: list[str] | None
     kernel: Annotated[
         str | None, Field(description="the version of the kernel that judged; null where none did")
@@ -195,8 +200,8 @@ class Result(BaseModel):
     cpu_s: float
     wall_s: float
     audit_s: Annotated[float, Field(description="of the judge alone, part of wall_s")]
-    infotree: Annotated[
-        list[Any], Field(description="as the Lean REPL prints it; of a check that asked for it")
+    tactics: Annotated[
+        list[Tactic], Field(description="with the goals before each; of a check that asked for it")
     ] = []
     profile: Annotated[Profile | None, Field(description="of a check that asked for it")] = None
 
@@ -239,9 +244,8 @@ _OF_REPLY = (*VERIFIED, "state", "goals", "fingerprint", "audit_s", "profile")
 
 def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
     """Returns a reply as a :class:`Result`, in values that JSON has."""
-    infotree = {} if reply.infotree is None else {"infotree": msgspec.Raw(reply.infotree)}
+    asked = ("tactics",) if reply.tactics else ()
     return {
-        **reply_to_json(reply, _OF_REPLY),
-        **infotree,
+        **reply_to_json(reply, (*_OF_REPLY, *asked)),
         "request_id": request_id,
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from leanq.errors import UsageError
 from leanq.producer import arguments
@@ -107,6 +110,17 @@ class Gateway:
     url: str
     key: str | None = field(repr=False)
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the gateway is on this machine, so that no proxy stands in between."""
+        return _is_loopback(_host_of(self.url) or "")
+
+    @property
+    def shown(self) -> str:
+        """The URL for people, with the proxy on the way there."""
+        proxy = None if self.is_loopback else _proxy_to(self.url)
+        return f"{self.url} (by the proxy {without_password(proxy)})" if proxy else self.url
+
     @classmethod
     def checked(cls, url: str, key: str | None, *, insecure_http: bool) -> Gateway:
         """Checks the URL; raises UsageError if it is malformed or would show the key to others."""
@@ -114,15 +128,15 @@ class Gateway:
         if host is None:
             # The message leaves the URL out, since it may hold a password.
             raise UsageError(
-                "the URL of a gateway is https://HOST:PORT, with nothing else in it; its key is "
-                "given by key= or LEANQ_KEY"
+                "the URL of a gateway is https://HOST:PORT/PATH, without a name, a password, ? or "
+                "#; its key is given by key= or LEANQ_KEY"
             )
         if url.startswith("http://") and not (insecure_http or host in _LOOPBACK):
             raise UsageError(
                 f"http://{host} would send the key and the texts in clear; use https://, or "
                 "insecure_http=True (--insecure-http) if the network is trusted"
             )
-        return cls(url, key)
+        return cls(url.rstrip("/"), key)
 
 
 def _host_of(url: str) -> str | None:
@@ -131,5 +145,19 @@ def _host_of(url: str) -> str | None:
         _ = parts.port
     except ValueError:
         return None
-    more = "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment
+    more = "@" in parts.netloc or parts.query or parts.fragment
     return None if more else parts.hostname
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def _proxy_to(url: str) -> str | None:
+    """Returns the proxy that the environment names for a URL."""
+    parts, proxies = urlsplit(url), getproxies()
+    if proxy_bypass(parts.hostname or ""):
+        return None
+    return proxies.get(parts.scheme) or proxies.get("all")

@@ -134,7 +134,8 @@ class LeanQFuture(Future[_T]):
         """Waits up to ``timeout`` seconds for the request's result, and returns it.
 
         Raises:
-            UsageError: called in a callback of one of the same client's futures.
+            UsageError: called in a callback of one of the same client's futures, or in a forked
+                child of the process that made it.
             TimeoutError: it has not ended in time.
             CancelledError: it was cancelled.
             LeanQError: the error that the request ended with.
@@ -148,6 +149,11 @@ class LeanQFuture(Future[_T]):
         return super().exception(timeout)
 
     def _check_may_wait(self, what: str) -> None:
+        if self._thread and not self._thread.is_here and not self.done():
+            raise UsageError(
+                f"{what} of a future of the parent process, which had not ended before the fork, "
+                "would wait for ever: only the parent hears of its end; send the request here"
+            )
         if self._thread and self._thread.is_current and not self.done():
             raise UsageError(
                 f"{what} of a future that has not ended, in a callback of one of the same "
@@ -206,7 +212,8 @@ class _FutureWaiter(Struct, Generic[_T], eq=False):
 class FutureClient:
     """Offers operations as futures, on a route that runs in a thread of the client's own.
 
-    After ``os.fork()`` the child goes on with a thread and a route of its own.
+    After ``os.fork()`` the child goes on with a thread and a route of its own, and so does a copy
+    by pickle, at its first use.
 
     ``new_route`` is called in the thread's event loop. ``kind``: what users call it, for messages.
     """
@@ -234,6 +241,13 @@ class FutureClient:
         except BaseException:
             thread.stop()
             raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_begun": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+        _clients.add(self)
 
     def __enter__(self) -> Self:
         return self

@@ -14,10 +14,10 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -45,8 +45,10 @@ from leanq.queue.requests import (
     Profile,
     Reply,
     Sorry,
+    Tactic,
     Theorem,
 )
+from leanq.queue.settings import MAX_REQUEST_BYTES
 from leanq.queue.shard import backoff_s
 
 # The lines of one batch, and the batches at a time: each lasts as long as its slowest request.
@@ -61,8 +63,19 @@ _CONNECT_S = 10.0
 _FIELDS = (
     *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
     *("code", "target", "theorems", "holes", "state", "tactic", "traceparent"),
-    *("statements", "infotree", "campaign"),
+    *("statements", "campaign"),
 )
+
+
+# How a gateway tells its problems. Other answers are a proxy's.
+_PROBLEM = "application/problem+json"
+_TOO_LARGE = (413, 414, 431)
+# A connection that fails, or brings what is no HTTP.
+_BROKEN = (httpx2.RequestError, httpx2.InvalidURL, httpx2.StreamError)
+
+
+class _TooLargeError(InvalidRequestError):
+    """A proxy refuses a request for its size."""
 
 
 @dataclass(slots=True)
@@ -74,13 +87,36 @@ class _Sent:
     prepared: PreparedRequest[Any] | None = None
 
 
-class GatewayRoute:
-    def __init__(self, gateway: Gateway, options: RouteOptions) -> None:
-        headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
-        self._url = gateway.url
-        self._http = httpx2.AsyncClient(
+_Http = TypeVar("_Http", httpx2.Client, httpx2.AsyncClient)
+
+
+def connection(kind: type[_Http], gateway: Gateway, **how: Any) -> _Http:
+    """Returns a client of this kind for a gateway. Raises UsageError if it cannot be made."""
+    headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
+    try:
+        return kind(
             base_url=gateway.url,
             headers=headers,
+            # A key for this machine must not leave it. Of the environment's settings for HTTP,
+            # those for certificates alone count then.
+            trust_env=not gateway.is_loopback,
+            verify=httpx2.create_ssl_context(trust_env=True),
+            **how,
+        )
+    except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
+        raise UsageError(
+            f"no connection to {gateway.shown} can be made with the environment's settings for "
+            f"HTTP: {error}; name an http:// proxy in HTTPS_PROXY or ALL_PROXY, or the gateway's "
+            "host in NO_PROXY, and an existing file in SSL_CERT_FILE"
+        ) from None
+
+
+class GatewayRoute:
+    def __init__(self, gateway: Gateway, options: RouteOptions) -> None:
+        self._url = gateway.shown
+        self._http = connection(
+            httpx2.AsyncClient,
+            gateway,
             timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None),
             limits=httpx2.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_BATCHES),
         )
@@ -98,10 +134,10 @@ class GatewayRoute:
         try:
             # No request has this id: the gateway must only answer that.
             with contextlib.suppress(LostError):
-                await self._asked("GET", "/v1/requests/0")
+                raise _foreign(await self._asked("GET", "/v1/requests/0"))
         except BaseException as error:
             await self._http.aclose()
-            if isinstance(error, httpx2.TransportError):
+            if isinstance(error, _BROKEN):
                 raise unavailable(self._url, error) from None
             raise
         self._tasks.spawn(self._send_forever())
@@ -167,10 +203,18 @@ class GatewayRoute:
                 try:
                     async for _ in self._results(batch, begun):
                         give_up_s = time.monotonic() + self._unavailable_timeout_s
-                except (httpx2.TransportError, UnavailableError) as error:
+                except (*_BROKEN, UnavailableError) as error:
                     if time.monotonic() > give_up_s:
                         self._end_each(batch, partial(unavailable, self._url, error))
                         return
+                except _TooLargeError as error:
+                    # Which request it was, only a batch of each half tells.
+                    if batch[1:]:
+                        self._outbox.extendleft(reversed(batch[len(batch) // 2 :]))
+                        self._work.set()
+                        batch = batch[: len(batch) // 2]
+                    else:
+                        self._end_each(batch, partial(_too_large, batch[0], str(error)))
                 except LeanQError as error:
                     self._end_each(batch, partial(type(error), str(error)))
                     return
@@ -189,7 +233,9 @@ class GatewayRoute:
         headers = {"Content-Type": "application/x-ndjson", "Accept": "text/event-stream"}
         async with self._http.stream("POST", "/v1/batch", content=lines, headers=headers) as answer:
             if not answer.is_success:
-                raise error_of(json.loads(await answer.aread()))
+                await answer.aread()
+                raise problem_in(answer)
+            _check_kind(answer, "text/event-stream")
             begun.set()
             for sent in batch:
                 sent.waiter.acknowledged()
@@ -197,18 +243,20 @@ class GatewayRoute:
                 # Other lines name an event's kind, or only show that the gateway is alive.
                 if not line.startswith('data: {"index"'):
                     continue
-                found = json.loads(line.removeprefix("data: "))
-                if found["index"] is None:
-                    # The gateway ends: the caller sends the rest again.
-                    return
-                sent = batch[found["index"]]
-                if result := found.get("result"):
-                    self._end(sent, reply_of(result))
-                else:
-                    error = error_of(found["problem"])
-                    # If the gateway ends or has no queue, the request is sent again.
-                    if not isinstance(error, UnavailableError | ClosedError):
-                        self._end(sent, error)
+                with _reading(answer):
+                    found = json.loads(line.removeprefix("data: "))
+                    number = found["index"]
+                    if number is None:
+                        # The gateway ends: the caller sends the rest again.
+                        return
+                    sent = batch[number]
+                    if result := found.get("result"):
+                        end: Reply | LeanQError = reply_of(result)
+                    else:
+                        end = error_of(found["problem"])
+                # If the gateway ends or has no queue, the request is sent again.
+                if not isinstance(end, UnavailableError | ClosedError):
+                    self._end(sent, end)
                 yield
 
     def _end_each(self, batch: list[_Sent], error: Callable[[], LeanQError]) -> None:
@@ -222,11 +270,14 @@ class GatewayRoute:
         for pause_s in backoff_s(self._rng):
             try:
                 self._end(sent, await ask())
-            except (httpx2.TransportError, UnavailableError) as error:
+            except (*_BROKEN, UnavailableError) as error:
                 if time.monotonic() > give_up_s:
                     self._end(sent, unavailable(self._url, error))
                     return
                 await asyncio.sleep(pause_s)
+            except _TooLargeError as error:
+                self._end(sent, _too_large(sent, str(error)))
+                return
             except LeanQError as error:
                 self._end(sent, error)
                 return
@@ -239,21 +290,27 @@ class GatewayRoute:
         if request.op == "export":
             path = f"/v1/states/{request.state}/export"
             answer = await self._asked("GET", path, params=where, timeout=None)
+            _check_kind(answer, "application/octet-stream")
             return Reply(payload=answer.content)
         how = {"headers": {"Content-Type": "application/octet-stream"}, "timeout": None}
         answer = await self._asked(
             "POST", "/v1/states", params=where, content=request.payload, **how
         )
-        return Reply(state=str(answer.json()["state"]))
+        with _reading(answer):
+            return Reply(state=str(answer.json()["state"]))
 
     async def _fetched(self, name: str) -> Reply:
         while True:
             answer = await self._asked("GET", f"/v1/requests/{name}", params={"wait": _WAIT_S})
-            if answer.status_code == httpx2.codes.OK:
-                return reply_of(answer.json())
+            with _reading(answer):
+                found = answer.json()
+                if answer.status_code == httpx2.codes.OK:
+                    return reply_of(found)
+                if found["status"] != "pending":
+                    raise ValueError(found["status"])
 
     async def _withdraw(self, name: str) -> None:
-        with contextlib.suppress(httpx2.HTTPError, LeanQError):
+        with contextlib.suppress(*_BROKEN, _TooLargeError, LeanQError):
             await self._asked("DELETE", f"/v1/requests/{name}")
 
     async def _asked(self, method: str, path: str, **how: Any) -> httpx2.Response:
@@ -268,8 +325,9 @@ def _line(sent: _Sent) -> Mapping[str, Any]:
     request, submission = sent.prepared.request, sent.prepared.submission
     line: dict[str, Any] = {"op": request.op, "request_id": sent.request_id}
     line |= {name: value for name in _FIELDS if (value := getattr(request, name)) not in ("", ())}
-    if request.profile:
-        line["profile"] = True
+    for name in ("goals", "profile"):
+        if getattr(request, name):
+            line[name] = True
     line["priority"] = submission.priority
     if submission.environment:
         line["environment"] = submission.environment
@@ -288,8 +346,8 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
             found[name] = tuple(found[name])
     if profile := found.get("profile"):
         found["profile"] = profile_of(profile)
-    if "infotree" in found:
-        found["infotree"] = json.dumps(found["infotree"]).encode()
+    rows = found.get("tactics", ())
+    found["tactics"] = tuple(Tactic(**{**row, "goals": tuple(row["goals"])}) for row in rows)
     return Reply(**found)
 
 
@@ -318,13 +376,52 @@ _KINDS: Mapping[str, type[LeanQError]] = {
 
 
 def problem_in(answer: httpx2.Response) -> LeanQError:
+    """Returns the error that an answer shows. One that is not the gateway's own is the network's,
+    which a client waits out, unless it says that this request is too large."""
+    if answer.headers.get("Content-Type", "").startswith(_PROBLEM):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            problem = answer.json()
+            if problem["status"] == answer.status_code:
+                return error_of(problem)
+    if answer.status_code in _TOO_LARGE:
+        return _TooLargeError(
+            f"a proxy before the gateway refuses the request for its size ({answer.status_code})"
+        )
+    return _foreign(answer)
+
+
+def _foreign(answer: httpx2.Response) -> UnavailableError:
+    kind = answer.headers.get("Content-Type", "")
+    said = "" if "html" in kind else answer.text if answer.is_closed else ""
+    words = " ".join(said[:200].split())
+    return UnavailableError(
+        f"something other than a gateway of leanq answers ({answer.status_code}"
+        f"{' ' + kind[:60] if kind else ''}){': ' + words if words else ''}; look at the proxy in "
+        "between, or at the URL"
+    )
+
+
+def _check_kind(answer: httpx2.Response, kind: str) -> None:
+    """Raises UnavailableError unless the answer's body is of this kind."""
+    if not answer.headers.get("Content-Type", "").startswith(kind):
+        raise _foreign(answer)
+
+
+@contextlib.contextmanager
+def _reading(answer: httpx2.Response) -> Iterator[None]:
+    """Raises UnavailableError where the answer has another shape than a gateway's."""
     try:
-        problem = answer.json()
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):
-        problem = {"status": answer.status_code, "detail": answer.text[:200]}
-    return error_of(problem)
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise _foreign(answer) from None
+
+
+def _too_large(sent: _Sent, said: str) -> InvalidRequestError:
+    size_mb = len(json.dumps(_line(sent))) / 1e6 if sent.prepared else 0.0
+    return InvalidRequestError(
+        f"{said}: it has {size_mb:.1f} MB; the gateway itself takes {MAX_REQUEST_BYTES >> 20} MiB. "
+        "Let the proxy take as much (nginx: client_max_body_size), or send a shorter text"
+    )
 
 
 def error_of(problem: Mapping[str, Any]) -> LeanQError:

@@ -33,7 +33,6 @@ class Outstanding(Struct, eq=False):
         ask_at_s: when to ask; 0 until the request is sent.
         expires_at_s: when its deadline has passed.
         known: whether the server has taken it in.
-        aliased: whether an alias led to the submission's environment.
     """
 
     request_id: str
@@ -43,7 +42,6 @@ class Outstanding(Struct, eq=False):
     ask_at_s: float = 0.0
     expires_at_s: float = math.inf
     known: bool = False
-    aliased: bool = False
 
     def is_due(self, now_s: float) -> bool:
         sent = self.submission is None or self.ask_at_s > 0
@@ -152,9 +150,7 @@ class OutstandingRequests(Awaited[Outstanding]):
             return
         entry = self.get(request_id)
         if entry and (submission := entry.submission):
-            # A reply may come before the answer that says what an alias stood for.
-            anywhere = self._remembers or entry.aliased or not entry.known
-            if not is_reply_to(submission, reply, anywhere=anywhere):
+            if not is_reply_to(submission, reply, anywhere=self._remembers):
                 self.end(request_id, conflict(request_id))
                 return
             if self._remembers and reply.content:
@@ -163,11 +159,12 @@ class OutstandingRequests(Awaited[Outstanding]):
         self.end(request_id, reply if reply.error is None else RequestError(reply.error))
 
     def waiting(self) -> Mapping[tuple[str, str], int]:
-        """Counts the requests that are acknowledged and not answered, by environment and tenant."""
+        """Counts the requests that are not answered, by environment and tenant."""
+        # Those that are not queued yet count, too: without a worker, none may ever be.
         return Counter(
             (entry.submission.environment, entry.submission.tenant)
             for entry in self.values()
-            if entry.submission and entry.known
+            if entry.submission
         )
 
     def take_answered(self) -> AbstractSet[str]:

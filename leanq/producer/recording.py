@@ -23,7 +23,6 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
-from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
 from leanq.fleet.shown import plural
@@ -52,7 +51,6 @@ class Recorded(msgspec.Struct, frozen=True):
         ended_ms: when the reply came, in milliseconds since 1970.
         environment: the environment asked for; "" where a gateway found it for a state.
         labels: the caller's labels, as JSON.
-        reply: without its infotree, which can be much larger than all the rest.
     """
 
     ended_ms: int
@@ -109,7 +107,7 @@ class RecordingRoute:
     def _record(self, prepared: PreparedRequest[Any], reply: Reply) -> None:
         request = prepared.request
         if request.op in _RECORDED:
-            ended_ms, reply = time.time_ns() // 1_000_000, replace(reply, infotree=None)
+            ended_ms = time.time_ns() // 1_000_000
             labels, environment = prepared.labels, prepared.submission.environment
             self._journal.write(Recorded(ended_ms, environment, labels, request, reply))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Generic, TypedDict, TypeVar, get_args
+from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 from cachetools import LRUCache
@@ -22,10 +22,8 @@ from leanq.queue import wire
 from leanq.queue.keys import new_request_id, shard_of
 from leanq.queue.requests import (
     PRIORITIES,
-    Infotree,
     Reply,
     Request,
-    environment_of,
     wall_for,
 )
 from leanq.queue.results import Submission
@@ -69,8 +67,8 @@ class InEnvironment(SubmitOptions, total=False):
     """Options of an operation in one environment, in addition to :class:`SubmitOptions`.
 
     Attributes:
-        env: the environment, as a worker offers it, or an alias. The default is the state's
-            environment if a state is given, else ``default``.
+        env: the environment, as a worker offers it. The default is the state's environment if a
+            state is given, else ``default``.
     """
 
     env: str
@@ -90,9 +88,7 @@ class Check(InEnvironment, total=False):
             The text can then be ``accepted``; otherwise it is ``unverified``.
         statements: whether the reply's theorems have their statements (True). Printing them takes a
             part of a small check's time, and rewards do without.
-        infotree: which nodes of the text's infotree the reply has: ``full``, ``tactics``,
-            ``original`` or ``substantive`` (none). It needs a check and workers with the ``repl``
-            driver.
+        goals: whether a check tells the goals before each tactic of the text's proofs (False).
         profile: whether a check says where Lean spends its time, instead of being judged (False).
     """
 
@@ -103,7 +99,7 @@ class Check(InEnvironment, total=False):
     audit: bool
     trust_programs: bool
     statements: bool
-    infotree: Infotree | None
+    goals: bool
     profile: bool
 
 
@@ -127,20 +123,16 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "audit": arguments.flag,
     "trust_programs": arguments.flag,
     "statements": arguments.flag,
-    "infotree": _optional(partial(arguments.one_of, words=get_args(Infotree))),
+    "goals": arguments.flag,
     "profile": arguments.flag,
 }
 
 
 class Whereabouts(Struct, frozen=True):
-    """Where a state can be stepped: its environment, and the affinities of workers warm for it.
-
-    ``asked``: the environment as the caller named it, perhaps by an alias.
-    """
+    """Where a state can be stepped: its environment, and the affinities of workers warm for it."""
 
     environment: str
     warmth: tuple[str, ...] = ()
-    asked: str = ""
 
 
 class PreparedRequest(Struct, Generic[_T], frozen=True):
@@ -188,6 +180,10 @@ class RequestBuilder:
         self._states: LRUCache[str, Whereabouts] = LRUCache(_STATES_REMEMBERED)
         self._states_lock = Lock()
         self._fingerprints: dict[str, str] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., RequestBuilder], tuple[Settings, str]]:
+        # A copy in another process learns for itself.
+        return partial(RequestBuilder, seals=self._seals), (self._settings, self._tenant)
 
     def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
         return self.checks(options)(code)
@@ -252,6 +248,11 @@ class RequestBuilder:
         options = _checked(Check.__optional_keys__, options)
         state = self._state(state)
         tactic = arguments.text("the tactic", tactic)
+        if any(mark in tactic for mark in ("--", "/-", ";")):
+            # Most tactics have none, and clients load little.
+            from leanq.lean.steps.holes import read_tactic
+
+            read_tactic(tactic)  # A comment alone is no tactic, and needs no worker to say so.
         request = Request("step", state=state, tactic=tactic, **_budget(options))
         known = self._whereabouts(state, options.get("env"))
 
@@ -318,15 +319,12 @@ class RequestBuilder:
     def _whereabouts(self, state: str, env: str | None) -> Whereabouts | None:
         with self._states_lock:
             known = self._states.get(state)
-        if env is None or (known and env in (known.environment, known.asked)):
+        if env is None or (known and env == known.environment):
             return known
         return Whereabouts(env)
 
     def _learn(self, where: Whereabouts, reply: Reply) -> None:
         """Notes that the states of a reply are where its request ran."""
-        # An alias may move, and the states stay.
-        if (ran := environment_of(reply.content)) not in ("", where.environment):
-            where = replace(where, environment=ran, asked=where.environment)
         with self._states_lock:
             for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
                 if state is not None:
@@ -392,7 +390,8 @@ def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
 
 # Fields of a request that options set. The request has defaults for the others.
 _OF_BUDGET = (
-    *("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs", "statements", "profile"),
+    *("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs", "statements", "goals"),
+    "profile",
 )
 
 
@@ -403,8 +402,6 @@ def _budget(options: Check) -> dict[str, Any]:
         budget["wall_s"] = wall_for(options["timeout_s"])
     if "allow_axioms" in options:
         budget["allow_axioms"] = tuple(sorted(set(options["allow_axioms"])))
-    if infotree := options.get("infotree"):
-        budget["infotree"] = infotree
     return budget
 
 

@@ -15,9 +15,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
-
-from msgspec.structs import replace
+from functools import cache, partial
 
 from leanq.errors import (
     ClosedError,
@@ -33,7 +31,7 @@ from leanq.producer.outstanding import Outstanding, OutstandingRequests, conflic
 from leanq.producer.route import RouteOptions, RouteTasks, Waiter
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.connection import RETRY_AFTER_S
-from leanq.queue.results import Aliased, Became, Submission, Submitted
+from leanq.queue.results import VERSION, Became, Submission, Submitted, Unreadable
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shard import backoff_s, check_shape, in_batches
 
@@ -172,6 +170,10 @@ class Submitter:
                     # Allow a little more, since the server's clock ticks in milliseconds.
                     entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
                 entry.ask_later(now_s)
+            case Unreadable(version):
+                self._requests.acknowledge(entry)
+                entry.ask_later(now_s)
+                warn_of_unreadable(version)
             case Became.CONFLICT:
                 self._requests.end(entry.request_id, conflict(entry.request_id))
             case Became.FULL:
@@ -183,11 +185,6 @@ class Submitter:
             case Became.UNKNOWN_ENVIRONMENT:
                 text = f"no worker has ever offered the environment {submission.environment!r}"
                 self._requests.end(entry.request_id, UnknownEnvironmentError(f"{text}; {known}"))
-            case Aliased(environment, reply):
-                # It stays there, wherever the alias moves.
-                entry.aliased = True
-                entry.submission = replace(submission, environment=environment)
-                self._answered(entry, entry.submission, reply or Became.QUEUED, known, now_s)
             case bytes():
                 entry.known = True
                 self._requests.end_with_bytes(entry.request_id, answer)
@@ -204,6 +201,17 @@ class Submitter:
 
     def _send_later(self, entry: Outstanding, after_s: float) -> None:
         asyncio.get_running_loop().call_later(after_s, self.send, entry)
+
+
+@cache
+def warn_of_unreadable(version: int) -> None:
+    """Warns once per process of requests in flight that this release cannot read."""
+    log.warning(
+        "requests that this client waits for are in flight with records of version %d, of another "
+        "release of leanq; this one reads version %d, and asks for their replies every few "
+        "seconds; their workers, and best this client too, have to be of that release",
+        *(version, VERSION),
+    )
 
 
 class ShardClient:
@@ -232,7 +240,8 @@ class ShardClient:
         self._ask = asyncio.Event()
         self._tasks = RouteTasks(self.outstanding.refuse)
         self._rng = random.Random()
-        self.down_since: float | None = None
+        # Since when the calls of each task fail: the server may answer one and not the other.
+        self.down_since: dict[str, float] = {}
 
     async def open(self) -> None:
         """Starts the three tasks; raises as :meth:`Shard.environments` and :func:`check_shape`."""
@@ -314,12 +323,14 @@ class ShardClient:
                 await self._send_gathered()
                 pauses = backoff_s(self._rng)
             except UnavailableError as error:
-                self._note_down(error)
+                self._note_down("submit", error)
                 await asyncio.sleep(next(pauses))
 
     async def _send_gathered(self) -> None:
-        while await self._submitter.send_batch():
-            self.down_since = None
+        there_was_work = True
+        while there_was_work:
+            there_was_work = await self._submitter.send_batch()
+            self.down_since.pop("submit", None)
 
     async def _read_forever(self) -> None:
         position, block_ms = "0-0", int(self._timings.block_s * 1000)
@@ -338,12 +349,12 @@ class ShardClient:
                     extend_at_s = asked_s + extend_every_s
                 await self._take(pairs)
             except UnavailableError as error:
-                self._note_down(error)
+                self._note_down("read", error)
                 await asyncio.sleep(next(pauses))
                 continue
             # Move on only now that all is taken: the next read drops the entries up to here.
             position = reached
-            self.down_since = None
+            self.down_since.pop("read", None)
             pauses = backoff_s(self._rng)
             # Let callers that got a reply send more before the next read: one turn of the loop for
             # them, one for the submitter.
@@ -389,6 +400,11 @@ class ShardClient:
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, bytes):
                 self.outstanding.end_with_bytes(entry.request_id, answer)
+            elif isinstance(answer, Unreadable):
+                # Nobody can add this client to the record, so its inbox will not have the reply.
+                self.outstanding.acknowledge(entry)
+                warn_of_unreadable(answer.version)
+                entry.ask_later(now_s)
             elif answer:
                 self.outstanding.acknowledge(entry)
                 entry.silence_s = min(_MAX_SILENCE_S, 2 * entry.silence_s)
@@ -405,18 +421,15 @@ class ShardClient:
 
     def _note_idle(self) -> None:
         self._reading.clear()
-        self.down_since = None
+        self.down_since.clear()
 
-    def _note_down(self, error: UnavailableError) -> None:
+    def _note_down(self, task: str, error: UnavailableError) -> None:
         self._note_trouble()
         now = time.monotonic()
         if not self.outstanding:
             # No caller waits for the withdrawals.
             return
-        if self.down_since is None:
-            self.down_since = now
-            return
-        down_s = now - self.down_since
+        down_s = now - self.down_since.setdefault(task, now)
         if isinstance(error, NotPermittedError):
             # Rights load in a moment, or are missing until a person grants them.
             if down_s > min(_NOT_PERMITTED_S, self._unavailable_timeout_s):

@@ -85,6 +85,7 @@ def astream(
 _SAID = {
     "unknown_import": "have an import that the environment does not have",
     "judge_unavailable": "cannot be judged, since the worker has no judge that works",
+    "library_unreadable": "import a library that the environment's Lean cannot read",
 }
 
 

@@ -1,14 +1,19 @@
-"""A route that begins a trace for each request, or goes on with its caller's."""
+"""A route that begins a trace for each request, or goes on with its caller's.
+
+A reply tells what its worker measured, so these are all spans of a request.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.errors import LeanQError
+from leanq.fleet.timeline import of_reply
 from leanq.fleet.tracing import Tracer, message_attributes, traceparent_of
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import Route, Waiter
@@ -57,7 +62,7 @@ class TracedRoute:
         # Workers and the queue belong to what was sent. A trainer's own sampler may leave that out.
         request = replace(request, traceparent=traceparent_of(sent or span))
         submission = replace(submission, body=wire.pack_request(request))
-        traced = self._traced[waiter] = _Traced(self, waiter, span, sent)
+        traced = self._traced[waiter] = _Traced(self, waiter, span, sent, where)
         self.route.send(replace(prepared, request=request, submission=submission), traced)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
@@ -87,11 +92,54 @@ class TracedRoute:
             if spent := end.spent:
                 if spent.traceparent:
                     self._tracer.link(span, spent.traceparent)
-                if spent.claimed_ms:
-                    ran_to_ns = (spent.claimed_ms * 1000 + spent.held_us) * 1000
-                    ran_to_ns += round(end.wall_s * 1e9)
+                if ran_to_ns := self._add_phases(traced, end):
                     self._tracer.add("reply", span, min(ran_to_ns, now_ns), now_ns)
         span.end(now_ns)
+
+    def _add_phases(self, traced: _Traced, reply: Reply) -> int:
+        """Adds what a reply tells of its request's time; returns when the run ended, 0 if there was
+        none.
+
+        The phases of the run stand below its own span, and what came before beside that.
+        """
+        found = of_reply(reply, None)
+        if found is None or not found.attempts or "claimed" not in found.attempts[-1].phases_ms:
+            return 0
+        *lost, last = found.attempts
+        sent, where = traced.sent or traced.span, traced.environment
+        # The server counts whole milliseconds; a float has no room for nanoseconds.
+        at_ns = round(found.submitted_s * 1000) * 1_000_000
+        for attempt in lost:
+            about = {"messaging.client.id": attempt.worker, "leanq.end": attempt.end}
+            at_ns = self._add(attempt.phases_ms, sent, at_ns, about)
+        phases = dict(last.phases_ms)
+        at_ns = self._add({"waited": phases.pop("waited")}, sent, at_ns)
+        attributes = {
+            **message_attributes("process", where, reply.request_id),
+            "messaging.client.id": reply.worker,
+            "leanq.attempt": reply.attempts,
+            "leanq.verdict": last.end,
+        }
+        name, kind = f"process {where}".rstrip(), self._tracer.kinds.CONSUMER
+        process = self._tracer.begin(name, kind, traceparent_of(sent), attributes, start_ns=at_ns)
+        at_ns = self._add(phases, process or sent, at_ns)
+        if process:
+            process.end(at_ns)
+        return at_ns
+
+    def _add(
+        self,
+        phases_ms: Mapping[str, float],
+        below: Span,
+        at_ns: int,
+        about: Mapping[str, str] | None = None,
+    ) -> int:
+        """Adds phases one after the other, and returns when the last has ended."""
+        for name, ms in phases_ms.items():
+            until_ns = at_ns + round(ms * 1e6)
+            self._tracer.add(name, below, at_ns, until_ns, about)
+            at_ns = until_ns
+        return at_ns
 
 
 class _Traced(Struct, eq=False):
@@ -101,6 +149,7 @@ class _Traced(Struct, eq=False):
     waiter: Waiter
     span: Span
     sent: Span | None
+    environment: str
 
     def end_sent(self) -> None:
         if self.sent and self.sent.is_recording():

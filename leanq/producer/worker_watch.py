@@ -18,10 +18,12 @@ from leanq.producer.route import RouteOptions
 from leanq.producer.shard_client import ShardClient
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.settings import without_password
+from leanq.queue.shard import refusal
 
 log = logging.getLogger("leanq.client")
 
 _MAX_INTERVAL_S = 600.0
+_OTHER_RELEASE = "start workers of this release, or use a client of theirs"
 
 
 class Silence:
@@ -75,6 +77,8 @@ class WorkerWatch:
             if due := self._silence.due(waiting.keys(), answered, time.monotonic()):
                 try:
                     served, paused = await self._queue.served(), await self._queue.shard.paused()
+                    refused = await refusal(self._queue.shard)
+                    unread = {name: await self._queue.unread(name) for name in due}
                 except NotPermittedError as error:
                     names = ", ".join(due)
                     log.warning("whether a worker is alive for %s is unknown: %s", names, error)
@@ -82,7 +86,7 @@ class WorkerWatch:
                 except UnavailableError:
                     # The client itself reports a server that is out of reach.
                     continue
-                self._look(served, paused, due)
+                self._look(served, paused, refused, unread)
 
     def _waiting(self) -> dict[str, Counter[str]]:
         """Counts waiting requests by environment, and there by tenant."""
@@ -93,11 +97,16 @@ class WorkerWatch:
         return waiting
 
     def _look(
-        self, served: AbstractSet[str], paused: Mapping[str, float], due: Sequence[str]
+        self,
+        served: AbstractSet[str],
+        paused: Mapping[str, float],
+        refused: str,
+        unread: Mapping[str, str],
     ) -> None:
+        """Warns of the environments for which ``unread`` says whether workers cannot read them."""
         # Some may have ended while the server was asked.
         waiting = self._waiting()
-        for name in due:
+        for name, why in unread.items():
             if name not in waiting:
                 continue
             if f"e:{name}" in paused:
@@ -108,6 +117,8 @@ class WorkerWatch:
                 if f"t:{tenant}" in paused:
                     _warn_of_pause("tenant", "--tenant", tenant, count)
             if name in served:
+                if why:
+                    log.warning("requests for %r wait: %s; %s", name, why, _OTHER_RELEASE)
                 continue
             count = waiting[name].total()
             requests = f"{_requests(count)} of this client {'waits' if count == 1 else 'wait'}"
@@ -117,6 +128,10 @@ class WorkerWatch:
                 f"start one with 'leanq worker', or check the environment's name "
                 f"(workers are alive for: {', '.join(sorted(served)) or 'none'})"
             )
+            if why:
+                text = f"{text}; {why}: {_OTHER_RELEASE}"
+            if refused:
+                text = f"{text}; a worker knocks and is refused: {refused}"
             if self._no_worker == "warn":
                 log.warning("%s", text)
             else:

@@ -106,7 +106,7 @@ def test_every_command_and_option_is_explained(words: str) -> None:
 
 # Those that start a server of their own, or read files.
 WITHOUT_A_QUEUE = {
-    *("up", "campaign report", "env pack", "env prepare", "env show", "export-traces", "extract")
+    *("up", "campaign report", "env prepare", "env show", "export-traces", "extract")
 }
 
 
@@ -493,6 +493,24 @@ def test_up_without_lean_leaves_nothing(terminal: Terminal) -> None:
     assert (done.code, len(done.err.splitlines())) == (3, 1)
     assert terminal.is_clean()
     assert not terminal.up_file.exists()
+
+
+def test_an_environment_of_this_machine_has_a_folder(terminal: Terminal) -> None:
+    for command in ("show", "prepare"):
+        done = terminal.run("env", command, "mathlib")
+        assert done.code == 2
+        assert "write --env mathlib=FOLDER" in done.err
+
+
+def test_a_folder_that_was_removed_is_named(terminal: Terminal) -> None:
+    """A shell may stand in a folder that is gone."""
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    program = ("/bin/sh", "-c", script, "sh", sys.executable, "-m", "leanq")
+    done = ended(terminal.start("env", "show", program=program), b"")
+    assert done.code == 3
+    assert (
+        done.err == "leanq: the folder in which this command runs was removed; go to another one\n"
+    )
 
 
 @pytest.mark.slow

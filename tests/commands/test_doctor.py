@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shlex
 import struct
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
@@ -18,7 +16,6 @@ import pytest
 import redis
 from click.testing import CliRunner
 from support.lean.other_lean import other_lean
-from support.lean.sites import STANDIN, repl_command
 from support.required import missing
 from support.servers import own_server
 from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
@@ -182,56 +179,6 @@ def test_the_working_folder_can_be_a_lake_project(place: Terminal) -> None:
     assert done.code == 3
     assert f"{place.folder} is a Lake project, but there is no lake" in done.err
     assert os.listdir(place.tmp) == []
-
-
-# The REPL
-
-
-def standin(*arguments: str) -> str:
-    """A command that starts the stand-in."""
-    return shlex.join([sys.executable, "-S", str(STANDIN), *arguments])
-
-
-@pytest.mark.slow
-def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
-    done = terminal.run("doctor", "--json", "--repl", repl_command(core))
-    assert (done.code, done.err) == (0, "")
-    found = by_name(done.lines)
-    assert list(found)[8:] == ["repl", "repl import", "repl step"]
-    assert all(finding["works"] for finding in found.values())
-    assert found["repl"]["text"].startswith(f"Lean {core.toolchain.version} as the environment's")
-    assert "import Core" in found["repl import"]["text"]
-    assert all(" s" in finding["text"] for finding in list(found.values())[6:])
-    assert terminal.is_clean()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "what", "said"),
-    [
-        (["--version", "4.1.0"], "repl", "is of Lean 4.1.0"),
-        (["--fail-start"], "repl", "cannot start"),
-        (["--version", "4.35.0"], "repl step", "completes no proof"),
-    ],
-)
-def test_doctor_finds_what_is_wrong_with_a_repl(
-    terminal: Terminal, core: Environment, arguments: list[str], what: str, said: str
-) -> None:
-    done = terminal.run("doctor", "--json", "--repl", standin(*arguments))
-    assert (done.code, done.err) == (3, "")
-    (wrong,) = [finding for finding in done.lines if not finding["works"]]
-    assert wrong["what"] == what
-    assert said in wrong["text"]
-    assert terminal.is_clean()
-
-
-@pytest.mark.slow
-def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> None:
-    done = terminal.run("doctor", "--repl", "lake env no/such/repl")
-    assert done.code == 3
-    (line,) = [line for line in done.out.splitlines() if line.startswith("FAILED")]
-    assert "no program 'no/such/repl'" in line
-    assert "build the REPL" in line
 
 
 @pytest.mark.slow

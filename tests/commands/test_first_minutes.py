@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_there_is_wrong_usage(place: Terminal, command: str
     assert (done.code, done.out) == (2, "")
     assert done.err == (
         "leanq: --env mathlib: there is no nowhere; name the folder of a Lake project or of .olean "
-        "files, or a pack\n"
+        "files\n"
     )
 
 

@@ -312,13 +312,18 @@ def test_a_batch_in_the_wrong_environment_is_told_of() -> None:
     )
 
 
-def test_a_batch_without_a_judge_is_told_of() -> None:
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("judge_unavailable", "texts of the environment 'mathlib' could not be judged"),
+        ("library_unreadable", "texts import a library of the environment 'mathlib' that its Lean"),
+    ],
+)
+def test_a_batch_that_the_environment_fails_is_told_of(reason: Reason, told: str) -> None:
     summary = Summary()
     for _ in range(4):
-        summary.add(Ended("a", reply=Reply("unjudged", reason="judge_unavailable")))
-    assert (summary.warning("mathlib") or "").startswith(
-        "4 of 4 texts of the environment 'mathlib' could not be judged"
-    )
+        summary.add(Ended("a", reply=Reply("unjudged", reason=reason)))
+    assert (summary.warning("mathlib") or "").startswith(f"4 of 4 {told}")
 
 
 @pytest.mark.slow
@@ -345,6 +350,36 @@ def test_options_reach_the_worker(client: Terminal) -> None:
 
 
 # Bad input
+
+
+def test_a_pipe_is_read_if_somebody_writes_to_it(client: Terminal) -> None:
+    pipe = client.folder / "pipe.lean"
+    os.mkfifo(pipe)
+    done = client.run("submit", str(pipe))
+    assert (done.code, done.err) == (2, f"leanq: {pipe}: is a pipe to which nobody writes\n")
+    running = client.start("submit", str(pipe))
+    pipe.write_bytes((SAMPLES / "standalone.lean").read_bytes())
+    assert ended(running, b"").code == 0
+
+
+def test_blank_files_of_a_folder_are_named_skipped_and_counted(client: Terminal) -> None:
+    (client.folder / "some").mkdir()
+    (client.folder / "none").mkdir()
+    client.file("some/good.lean", (SAMPLES / "standalone.lean").read_bytes())
+    for name in ("some/a.lean", "some/b.lean", "none/c.lean"):
+        client.file(name, " \n")
+    done = client.run("submit", "some")
+    assert (done.code, len(done.out.splitlines())) == (0, 1)
+    skipped, summary = done.err.splitlines()
+    assert skipped == "leanq: 2 blank files skipped: some/a.lean, some/b.lean"
+    assert summary.startswith("1 accepted in ")
+    done = client.run("submit", "none")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines() == [
+        "leanq: 1 blank file skipped: none/c.lean",
+        "leanq: there is no text in the .lean files in none",
+    ]
+    assert client.run("submit", "some", "some/a.lean").code == 2
 
 
 def test_bad_files_say_what_is_wrong_before_anything_is_sent(

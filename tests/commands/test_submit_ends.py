@@ -29,6 +29,7 @@ from leanq.commands import submit as submit_module
 from leanq.commands.replies import Ended
 from leanq.errors import WorkerError
 from leanq.local import EmbeddedServer
+from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 
 FIELDS = [
@@ -287,7 +288,7 @@ def test_a_queue_that_is_lost_is_one_line_soon(terminal: Terminal) -> None:
         terminal.use(Settings(url=server.url))
         process = terminal.start("submit", str(terminal.folder / "many"), program=impatient)
         with redis.Redis.from_url(server.url) as connection:
-            until(lambda: connection.hget("{leanq:0}:stats", "submitted") == b"258")
+            until(lambda: connection.hget(Keys("leanq").of("stats"), "submitted") == b"258")
     soon = wait_for_line(process.stderr, "no answer")
     assert soon.endswith("; the requests wait for it\n")
     assert process.poll() is None
@@ -317,7 +318,7 @@ def test_a_server_that_goes_away_ends_the_call(
         files = samples("standalone", "and_swap")
         process = terminal.start("submit", *files, "--json", program=impatient)
         with redis.Redis.from_url(server.url) as connection:
-            until(lambda: connection.hexists("{leanq:0}:stats", "submitted"))
+            until(lambda: connection.hexists(Keys("leanq").of("stats"), "submitted"))
     done = ended(process)
     assert done.code == 3
     assert {line["file"] for line in done.lines} == set(files)

@@ -60,6 +60,7 @@ FLEET = (
     *("LeanQIdleWhileWorkWaits", "LeanQDeadLetters", "LeanQCrashes", "LeanQWorkersVanish"),
     *("LeanQLateResults", "LeanQUnjudged", "LeanQTimeouts", "LeanQFingerprintsDiffer"),
     *("LeanQWorkersDegraded", "LeanQSnapshotsThrash", "LeanQLeanBroken", "LeanQTenantFloods"),
+    *("LeanQOtherRelease", "LeanQRequestsLost"),
 )
 SERVERS = (
     *("LeanQRedisMemoryHigh", "LeanQRedisMemoryFull", "LeanQRedisConnections"),
@@ -203,6 +204,13 @@ async def test_a_fleet_in_trouble(settings: Settings, tmp_path: Path) -> None:
         await queue.register("gone", b"", {"nobody": b"", "paused": b""})
         await queue.release("gone", [], leave=True)
         await queue.set_paused("environment", "paused", paused=True)
+        # Another release wrote one request, and the server lost where the other one waits.
+        other = structs.replace(_item("0-other", "nobody"), tenant="other")
+        await queue.submit("nobody", [other, structs.replace(other, request_id="0-lost")])
+        await queue.call(lambda c: c.set(queue.keys.request("0-other"), b"\x04"))
+        place = queue.keys.of("wait", "nobody", 1, "other")
+        await queue.call(lambda c: c.lrem(place, 1, "0-lost"))
+        await queue.claim("gone", ["nobody"], 1, busy=0, token="gone:")
         page = stack.enter_context(_page(settings))
         own = stack.enter_context(metrics_page(broken, 0, "127.0.0.1"))
         assert isinstance(own, Page)
@@ -224,7 +232,7 @@ async def test_a_fleet_in_trouble(settings: Settings, tmp_path: Path) -> None:
             await seen.fires("LeanQNoWorkers")
             await bury(settings, new_request_id(1), tenant="t", code="x", environment="backlog")
             await seen.fires(*FLEET)
-        await queue.cancel(waiting)
+        await queue.cancel([*waiting, "0-lost"])
         await queue.set_paused("environment", "paused", paused=False)
     await queue.close()
 

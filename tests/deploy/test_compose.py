@@ -267,8 +267,6 @@ def test_the_image_is_built_from_what_is_pinned() -> None:
             assert "latest" not in instruction
     text = (ROOT / "Dockerfile").read_text()
     versions = dict(re.findall(r"ARG (\w+)=(\S+)", text))
-    # The REPL is of Lean's own version, or its states are of another Lean.
-    assert versions["REPL_TAG"] == versions["LEAN_VERSION"]
     assert re.fullmatch(r"[0-9a-f]{64}", versions["ELAN_SHA256"])
 
 
@@ -297,7 +295,7 @@ def test_the_matrix_names_what_the_dockerfile_has(matrix: dict[str, Any]) -> Non
 def test_the_tags_of_the_matrix_say_both_versions(matrix: dict[str, Any]) -> None:
     assert matrix["variable"]["LEANQ_VERSION"]["default"] == RELEASE
     target = matrix["target"]["image"]
-    assert target["args"]["LEAN_VERSION"] == target["args"]["REPL_TAG"] == "${image.lean}"
+    assert target["args"]["LEAN_VERSION"] == "${image.lean}"
     rows = target["matrix"]["image"]
     for row in rows:
         project = row["project"].rpartition("/")[2].removesuffix("4")

@@ -249,22 +249,6 @@ def test_spot_machines_are_preferred_where_there_is_a_fallback(tmp_path: Path) -
     assert worker.spec["tolerations"][0]["key"] == SPOT
 
 
-@pytest.mark.slow
-def test_workers_with_the_repl_have_its_program_and_its_memory(tmp_path: Path) -> None:
-    worker = pod(_with_component(tmp_path, "repl"), "leanq-worker")
-    _, options = worker.command
-    assert options["--driver"] == "repl"
-    assert (
-        f"COPY --from=repl /opt/repl {Path(options['--repl']).parent}"
-        in (ROOT / "Dockerfile").read_text()
-    )
-    env = {item["name"]: item.get("value", "") for item in worker.container["env"]}
-    slots = int(options["--slots"])
-    needed = slots * (int(env["LEANQ_REPL_MEMORY_MB"]) << 20) + (1 << 30)
-    assert needed <= quantity(worker.container["resources"]["limits"]["memory"])
-    assert set(env) <= settings() | {"LEANQ_URL"}
-
-
 def test_campaign_workers_have_what_the_page_says(tmp_path: Path) -> None:
     worker = pod(_with_component(tmp_path, "campaigns"), "leanq-campaigns")
     metrics = [f"--metrics-port={worker.ports['metrics']}", "--metrics-host=0.0.0.0"]

@@ -69,7 +69,10 @@ async def test_a_hundred_days_are_kept(shard: Shard) -> None:
         await shard.queue.renew("w", used={ACCEPTED: 1})
         shard.advance(DAY_MS)
     assert sorted(await shard.queue.accounts(0)) == list(range(first + 3, first + 103))
-    kept = [key.decode() for key in shard.server.scan_iter(f"{shard.tag}:account:*", count=1000)]
+    kept = [
+        key.decode()
+        for key in shard.server.scan_iter(shard.queue.keys.of("account", "*"), count=1000)
+    ]
     assert len(kept) == 100
     found = costs_of([await shard.queue.accounts(0)], 0)
     assert found.since == datetime.fromtimestamp((first + 3) * 86_400 + 1_000_000 - 950_400, UTC)

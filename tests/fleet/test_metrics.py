@@ -261,6 +261,7 @@ async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue
     unlabelled = {
         *("leanq_requests_finished_total", "leanq_requests_reason_total"),
         *("leanq_tenant_cpu_seconds_total", "leanq_tenant_weight", "leanq_tenant_waiting"),
+        "leanq_other_release_requests",
     }
     assert {name for name, _, _ in found} == set(known) - unlabelled
 

@@ -52,7 +52,7 @@ async def ended(shard: Shard, request_id: str, settled_ms: int) -> Timeline:
     """The timeline of a request whose reply was written then."""
     (data,) = await shard.queue.replies([request_id])
     assert data is not None
-    found = of_reply(unpack_reply(request_id, data), settled_ms + KEPT_MS)
+    found = of_reply(unpack_reply(request_id, data), settled_ms)
     assert found is not None
     return found
 
@@ -90,24 +90,6 @@ async def test_each_attempt_has_its_part_and_the_last_is_told_by_its_worker(late
     ends = [(attempt.worker, attempt.end) for attempt in found.attempts]
     assert ends == [("first", LOST["retry"]), ("second", LOST["reaped"]), ("w", "accepted")]
     assert found.total_ms == late.now_ms - found.submitted_s * 1000
-
-
-async def test_an_import_is_told_apart_and_never_longer_than_the_run(late: Shard) -> None:
-    for imported_ms, told in ((11, (11.0, 7.0)), (5000, (18.0, 0.0))):
-        await late.submit(f"r{imported_ms}")
-        job = await late.job("w")
-        spent = Spent(KEPT_MS, job.claimed_ms, 2000, 10_000, False, imported_us=imported_ms * 1000)
-        reply = Reply("accepted", worker="w", wall_s=0.04, audit_s=0.012, spent=spent)
-        reply = structs.replace(reply, submitted_ms=job.submitted_ms)
-        late.advance(50)
-        end = structs.replace(settlement(job), reply=pack_reply(job.token, reply))
-        await late.claim("w", 0, settle=[end])
-        (found,) = phases(await ended(late, f"r{imported_ms}", late.now_ms))
-        assert ", ".join(found) == (
-            "waited, claimed, started, imported, elaborated, judged, settled"
-        )
-        assert (found["imported"], found["elaborated"]) == told
-        assert sum(found.values()) == 50
 
 
 async def test_what_has_not_ended_is_told_so_far(late: Shard) -> None:

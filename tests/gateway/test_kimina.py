@@ -19,12 +19,11 @@ from support.waiting import eventually
 
 from leanq import AsyncLeanQClient
 from leanq.errors import InvalidRequestError
-from leanq.gateway import kimina
 from leanq.gateway.access import Access
 from leanq.gateway.app import make_app
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import MAX_BODY_MB, KeyFile
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reply, Tactic
 from leanq.queue.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
@@ -108,45 +107,34 @@ async def test_an_environment_is_chosen_by_its_name(gateway: Gateway, settings: 
     assert "not a valid name" in malformed["error"]
 
 
-async def test_an_infotree_stands_in_the_response_as_the_repl_has_printed_it(
-    gateway: Gateway, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+async def test_a_text_with_an_infotree_is_refused_and_the_error_names_goals(
+    gateway: Gateway, scripted: Scripted
 ) -> None:
-    tree = [{"node": {"stx": {"pp": "é"}}, "kind": "CommandInfo", "children": []}]
-    reply = Reply("accepted", infotree=json.dumps(tree).encode())
-    refusal = "no infotree can be had here"
-    scripted.replies = {"-- tree": reply, "-- again": reply, "-- none": Reply(error=refusal)}
-    monkeypatch.setattr(kimina, "_MOST_INFOTREES_BYTES", len(reply.infotree or b"") + 10)
-    with_tree, none, again = await gateway.check("-- tree", "-- none", "-- again", infotree="full")
-    assert (reading(with_tree), with_tree["response"]["infotree"]) == ("valid", tree)
-    assert (reading(none), none["error"]) == ("server_error", refusal)
-    # Others of the same answer keep within what one may have of them.
-    assert (reading(again), again["response"].get("infotree")) == ("valid", None)
-    assert "there is no infotree" in again["response"]["messages"][0]["data"]
-    assert {request.infotree for request in scripted.seen} == {"full"}
-
+    [refused] = await gateway.check("-- tree", infotree="full")
+    assert reading(refused) == "server_error"
     codes = [{"custom_id": 1, "proof": "-- tree"}]
     asked = {"codes": codes, "infotree_type": "original"}
     [result] = (await gateway.http.post("/verify", json=asked)).json()["results"]
-    assert result["response"]["infotree"] == tree
+    for error in (refused["error"], result["error"]):
+        assert "(goals)" in error
+    assert scripted.seen == []
 
 
-async def test_an_infotree_by_our_own_interface_and_client(
+async def test_the_goals_before_tactics_by_our_own_interface_and_client(
     gateway: Gateway, scripted: Scripted
 ) -> None:
-    tree = [{"node": {}, "kind": "CommandInfo", "children": []}]
-    scripted.replies = {"-- tree": Reply("accepted", infotree=json.dumps(tree).encode())}
-    body = {"code": "-- tree", "infotree": "tactics"}
-    result = (await gateway.http.post("/v1/check", json=body)).json()
-    assert (result["verdict"], result["infotree"]) == ("accepted", tree)
-    assert "infotree" not in (await gateway.http.post("/v1/check", json={"code": "-- x"})).json()
+    tactics = (Tactic(1, 2, ("⊢ p", "⊢ q")), Tactic(2, 2, ("⊢ q",)))
+    scripted.replies = {"-- goals": Reply("accepted", tactics=tactics)}
+    result = (await gateway.http.post("/v1/check", json={"code": "-- goals", "goals": True})).json()
+    assert result["tactics"][1] == {"line": 2, "column": 2, "goals": ["⊢ q"]}
+    assert "tactics" not in (await gateway.http.post("/v1/check", json={"code": "-- x"})).json()
     async with AsyncLeanQClient(gateway.url) as lean:
-        reply = await lean.check("-- tree", infotree="tactics")
-        assert json.loads(reply.infotree or b"") == tree
-        with pytest.raises(InvalidRequestError, match="a step has no infotree"):
-            await lean.step("0" * 64, "exact h", infotree="tactics")
-        with pytest.raises(InvalidRequestError, match="infotree must be 'full' or"):
-            await lean.check("-- tree", infotree="all")  # type: ignore[arg-type]
-    assert [request.infotree for request in scripted.seen] == ["tactics", "", "tactics"]
+        assert (await lean.check("-- goals", goals=True)).tactics == tactics
+        with pytest.raises(InvalidRequestError, match="a step does not tell the goals"):
+            await lean.step("0" * 64, "exact h", goals=True)
+        with pytest.raises(InvalidRequestError, match="goals must be"):
+            await lean.check("-- x", goals="all")  # type: ignore[arg-type]
+    assert [request.goals for request in scripted.seen] == [True, False, True]
 
 
 def _with(**fields: Any) -> dict[str, Any]:

@@ -65,3 +65,24 @@ async def test_a_withdrawal_that_overtakes_its_request_waits_for_it(
         answers = [await gateway.http.post("/v1/check", json=held), await withdrawn]
     assert [answer.json()["verdict"] for answer in answers] == ["cancelled"] * 2
     assert scripted.running == []
+
+
+async def test_what_was_fetched_by_its_name_alone_is_no_other_text(
+    gateway: Gateway, scripted: Scripted, settings: Settings
+) -> None:
+    """Until its end, only its name is known at the other gateway."""
+    async with new_gateway(settings) as other:
+        held, differs = ({"code": code, "request_id": "n"} for code in ("-- held", "-- held, too"))
+        asked = [asyncio.create_task(gateway.http.post("/v1/check", json=held))]
+        await eventually(lambda: len(scripted.running) == 1)
+        asked.append(asyncio.create_task(other.http.get("/v1/requests/n?wait=60")))
+        await eventually(lambda: other.lean.all_outstanding() == 1)
+        asked += [
+            asyncio.create_task(other.http.post("/v1/check", json=each)) for each in (held, differs)
+        ]
+        await other.http.post("/v1/check", json={"code": "-- accepted"})
+        scripted.gate.set()
+        *ends, refused = await asyncio.gather(*asked)
+    assert [end.json()["verdict"] for end in ends] == ["accepted"] * 3
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:leanq:conflict")
+    assert [request.code for request in scripted.seen].count("-- held, too") == 0

@@ -37,6 +37,7 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
+from leanq.queue.keys import Keys
 from leanq.queue.requests import Failure, Reply, Request
 from leanq.queue.settings import Settings
 from leanq.queue.up_file import UpFile
@@ -54,7 +55,7 @@ def client_threads() -> list[threading.Thread]:
 def inboxes(settings: Settings) -> set[int]:
     """The lengths of all that there are."""
     with redis.Redis.from_url(settings.url) as connection:
-        found = connection.scan_iter(f"{{{settings.prefix}:0}}:inbox:*")
+        found = connection.scan_iter(Keys(settings.prefix).of("inbox", "*"))
         return {connection.xlen(name) for name in found}
 
 
@@ -374,7 +375,7 @@ async def test_a_verification_reaches_the_worker_as_it_was_asked(settings: Setti
 
 SCRIPT = """
 import gc, os, signal, sys
-from leanq import LeanQClient
+from leanq import LeanQClient, UsageError
 lean = LeanQClient(sys.argv[1])
 """
 FORKS = """
@@ -382,11 +383,18 @@ def work_in_the_child():
     signal.alarm(60)
     outstanding.cancel()
     other = lean.echo(b"child").result(20)
+    try:
+        unended.result()
+    except UsageError as error:
+        assert "only the parent hears of its end" in str(error)
+    else:
+        os._exit(2)
     gc.collect()
     lean.close()
     os._exit(0 if other == b"child" else 1)
 mine = lean.echo(b"parent")
 outstanding = lean.echo(b"", delay_s=3600)
+unended = lean.echo(b"", delay_s=3600)
 with lean._lock:
     # As another thread of the parent may hold it just now.
     child = os.fork()

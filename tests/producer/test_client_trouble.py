@@ -29,6 +29,7 @@ from support.waiting import eventually
 from leanq.client import LeanQClient, LeanQFuture
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
 from leanq.queue.client_queue import ClientQueue
+from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 from leanq.queue.shard import Shard
 
@@ -207,12 +208,26 @@ def test_an_outage_in_which_no_request_waits_uses_up_no_patience(
         until(lambda: look(own.settings).counters.get("submitted") == 1)
         own.stop()
         shard_client = first_shard(lean)
-        until(lambda: shard_client.down_since is not None)
+        until(lambda: bool(shard_client.down_since))
         withdrawals = fail_once(monkeypatch, "cancel")
         first.cancel()
         until(lambda: len(withdrawals) >= 3)
-        assert shard_client.down_since is None
+        assert not shard_client.down_since
         own.start()
+
+
+def test_a_request_that_the_server_never_takes_ends_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though all the while the server answers what the client reads."""
+    hurry(monkeypatch, block_s=0.05)
+    with own_server("--client-query-buffer-limit", "1mb") as server:
+        with LeanQClient(server.settings, unavailable_timeout_s=1.0) as lean:
+            large = lean.echo(bytes(2 << 20))
+            with pytest.raises(UnavailableError, match="no answer from "):
+                large.result(DEADLINE_S)
+        with serving(server.settings), LeanQClient(server.settings) as lean:
+            assert lean.echo(b"small").result(DEADLINE_S) == b"small"
 
 
 @pytest.mark.usefixtures("patient")
@@ -237,7 +252,7 @@ def test_a_size_of_thousands_of_digits_ends_no_request(settings: Settings, own: 
     with LeanQClient(settings) as lean:
         future, name = lean.echo(b"waits"), first_shard(lean).client
         until(lambda: look(settings).counters.get("submitted") == 1)
-        inbox = f"{{{settings.prefix}:0}}:inbox:{name}"
+        inbox = Keys(settings.prefix).of("inbox", name)
         with redis.Redis.from_url(settings.url) as stranger:
             stranger.xadd(inbox, {future.request_id if own else "0-other": b"9" * 5000})
             # A read drops what the one before has taken.

@@ -33,6 +33,7 @@ from leanq.queue.requests import (
     Profile,
     Reply,
     Sorry,
+    Tactic,
     Theorem,
 )
 from leanq.queue.settings import Settings
@@ -143,6 +144,7 @@ def test_each_field_that_a_gateway_shows_comes_back() -> None:
         reason="statement_differs",
         kernel="4.35.0",
         theorems=(Theorem("t", "True"),),
+        more_theorems=3,
         failed=(Failure("t", "type_differs", "why"),),
         request_id="r",
         worker="w",
@@ -151,7 +153,7 @@ def test_each_field_that_a_gateway_shows_comes_back() -> None:
         cpu_s=0.2,
         wall_s=0.3,
         audit_s=0.4,
-        infotree=b"[1]",
+        tactics=(Tactic(1, 2, ("g",)),),
         profile=Profile((DeclarationTime("t", 1, 2.5, (("simp", 2.0),)),), 7.0, "u"),
     )
     shown = json.loads(msgspec.json.encode(result_of(reply, "r")))
@@ -227,7 +229,7 @@ async def test_a_key_is_needed_and_urls_that_would_show_it_are_refused(
         monkeypatch.setenv("LEANQ_KEY", "s")
         async with AsyncLeanQClient(gateway.url) as lean:
             assert (await lean.check("-- rejected")).verdict == "rejected"
-    for url in ("http://lean.example", "https://key@lean.example", "https://x/path", "https://["):
+    for url in ("http://lean.example", "https://key@lean.example", "https://x/?a", "https://["):
         with pytest.raises(UsageError) as caught:
             AsyncLeanQClient(url)
         assert "key@" not in str(caught.value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.waiting import eventually
 
 from leanq.producer.future_client import FutureClient, LeanQFuture
@@ -139,6 +140,9 @@ SAID = {
     "unknown module prefix 'Mathlib'": MISSING,
     "cannot be judged, since the worker has no judge that works (environment 'mathlib'): "
     "no kernel": UNJUDGED,
+    "import a library that the environment's Lean cannot read (environment 'mathlib'): no kernel": (
+        replace(UNJUDGED, reason="library_unreadable")
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse
 
 from leanq.errors import InvalidRequestError, UsageError
 from leanq.gateway import v1_models as models
@@ -58,7 +58,7 @@ async def _shown(
     """Answers a script with the request as a part of its page, and others with its address."""
     if "hx-request" in request.headers:
         return await fragment(page, key, viewer, request_id)
-    return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
+    return page.away(request, f"page/requests/{quote(request_id, safe='')}")
 
 
 async def fragment(page: Page, key: Key, viewer: Viewer, request_id: str) -> Response:
@@ -168,7 +168,7 @@ async def _back(page: Page, request: Request, viewer: Viewer, section: str) -> R
     """Answers a change with the part that it concerns, or with the page."""
     page.looks.forget()
     if "hx-request" not in request.headers:
-        return RedirectResponse(f"/#{section}", 303)
+        return page.away(request, f"#{section}")
     return HTMLResponse(page.section(section, await page.overview(viewer), viewer))
 
 

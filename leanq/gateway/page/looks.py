@@ -7,6 +7,7 @@ that it has. While nobody watches, it does not ask.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from typing import TypeVar
 from cachetools import LRUCache
 from msgspec import structs
 
-from leanq.errors import QueueError
+from leanq.errors import QueueError, WireError
 from leanq.fleet.stats import (
     DecisionRecord,
     EnvironmentStats,
@@ -26,8 +27,8 @@ from leanq.fleet.stats import (
     fleet_stats_of,
 )
 from leanq.gateway.client import GatewayClient
-from leanq.gateway.page.campaigns import CampaignBoard
-from leanq.queue.results import DeadLetter, InFlight
+from leanq.queue.records import InFlight
+from leanq.queue.results import DeadLetter
 
 log = logging.getLogger("leanq.gateway")
 
@@ -87,8 +88,7 @@ class Look:
 class FleetLooks:
     """Looks at the fleet at most once in :data:`EVERY_S` seconds, however many callers ask."""
 
-    def __init__(self, lean: GatewayClient, campaigns: CampaignBoard) -> None:
-        self.campaigns = campaigns
+    def __init__(self, lean: GatewayClient) -> None:
         self._queues = lean.queues
         self._looking = asyncio.Lock()
         self._seen: Look | None = None
@@ -104,7 +104,6 @@ class FleetLooks:
             if self._seen is None or time.monotonic() >= self._due_s:
                 self._seen = await self._look()
                 self._due_s = time.monotonic() + EVERY_S
-                await self.campaigns.refresh()
             return self._seen
 
     def forget(self) -> None:
@@ -189,9 +188,11 @@ class FleetLooks:
             for request_id in await queue.dead_request_ids(_DEAD_LISTED):
                 # A dead letter never changes, and reading it fetches the request's whole text.
                 kept = self._letters.get(request_id)
-                if kept is None and (letter := await queue.dead_letter(request_id)):
-                    asked = structs.replace(letter.submission, body=b"")
-                    kept = self._letters[request_id] = replace(letter, submission=asked, reply=b"")
+                with contextlib.suppress(WireError):
+                    if kept is None and (letter := await queue.dead_letter(request_id)):
+                        asked = structs.replace(letter.submission, body=b"")
+                        kept = replace(letter, submission=asked, reply=b"")
+                        self._letters[request_id] = kept
                 if kept:
                     found.append(kept)
         return sorted(found, key=lambda letter: -letter.died_s)

@@ -8,10 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import HTTPException, Request, Response
-from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from leanq.errors import LeanQError
 from leanq.gateway.keys import Key
 from leanq.gateway.page import actions, requests
 from leanq.gateway.page.routes import Handler, Page
@@ -28,10 +27,10 @@ def _check_watches(viewer: Viewer) -> None:
 
 async def _overview(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
     if not viewer.watches:
-        return RedirectResponse("/page/check", 303)
+        return page.away(request, "page/check")
     overview = await page.overview(viewer)
     parts = {name: page.section(name, overview, viewer) for name in SECTIONS}
-    return page.page("overview.html", viewer, parts=parts)
+    return page.page(request, "overview.html", viewer, parts=parts)
 
 
 async def _events(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
@@ -57,8 +56,8 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _check_form(page: Page, _request: Request, key: Key, viewer: Viewer) -> Response:
-    return page.page("check.html", viewer, environments=await _offered(page, key, viewer))
+async def _check_form(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    return page.page(request, "check.html", viewer, environments=await _offered(page, key, viewer))
 
 
 async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
@@ -72,12 +71,12 @@ async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
 
 async def _search(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
     wanted = request.query_params.get("id", "").strip()
-    return RedirectResponse(f"/page/requests/{quote(wanted, safe='')}" if wanted else "/", 303)
+    return page.away(request, f"page/requests/{quote(wanted, safe='')}" if wanted else "")
 
 
 async def _request(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     found = await actions.found(page, key, viewer, request.path_params["request_id"])
-    return page.page("request.html", viewer, **requests.context_of(found))
+    return page.page(request, "request.html", viewer, **requests.context_of(found))
 
 
 async def _live(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
@@ -99,22 +98,6 @@ async def _text(page: Page, request: Request, key: Key, viewer: Viewer) -> Respo
     return PlainTextResponse(requests.text_of(found.request), headers=headers)
 
 
-async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
-    _check_watches(viewer)
-    overview = await page.overview(viewer)
-    board = overview.campaigns
-    id_ = request.path_params["campaign_id"]
-    row = next((row for row in board.rows if row.id == id_), None)
-    if row is None or not viewer.owns(row.tenant, row.environment):
-        raise HTTPException(404, "no such campaign is known to you")
-    parts, trouble = None, ""
-    try:
-        parts = await board.report(row)
-    except LeanQError as error:
-        trouble = str(error)
-    return page.page("campaign.html", viewer, row=row, parts=parts, trouble=trouble)
-
-
 READS: dict[str, Handler] = {
     "/": _overview,
     "/check": _check_form,
@@ -123,6 +106,5 @@ READS: dict[str, Handler] = {
     "/requests/{request_id}": _request,
     "/requests/{request_id}/live": _live,
     "/requests/{request_id}/text": _text,
-    "/campaigns/{campaign_id}": _campaign,
 }
 """By the path below the page's."""

@@ -23,8 +23,9 @@ from leanq.gateway.page.viewers import Viewer
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import OperatorQueue
+from leanq.queue.records import InFlight, read_in_flight, read_record
 from leanq.queue.requests import Message, Reply, Request
-from leanq.queue.results import InFlight, is_record, read_in_flight, read_record
+from leanq.queue.results import is_record
 
 Phase = Literal["waiting", "running", "quarantined", "ended", "dead"]
 
@@ -80,7 +81,9 @@ async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | 
 async def _find(
     queue: OperatorQueue, lean: GatewayClient, viewer: Viewer, request_id: str
 ) -> Found | None:
-    letter = await queue.dead_letter(request_id)
+    letter = None
+    with contextlib.suppress(WireError):
+        letter = await queue.dead_letter(request_id)
     if letter and viewer.owns(letter.submission.tenant, letter.submission.environment):
         request, unread = _unpacked(letter.submission.body)
         asked = letter.submission
@@ -105,7 +108,7 @@ async def _in_flight(
     try:
         flying, _ = read_in_flight(request_id, data)
         submission, _ = read_record(request_id, data)
-    except ValueError:
+    except (ValueError, WireError):
         return None
     if not viewer.owns(flying.tenant, flying.environment):
         return None

@@ -38,7 +38,6 @@ from leanq.gateway.connections import client_gone
 from leanq.gateway.keys import Key
 from leanq.gateway.limits import Connections
 from leanq.gateway.logs import OBJECT
-from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.forms import read_form
 from leanq.gateway.page.looks import EVERY_S, FleetLooks
 from leanq.gateway.page.sections import SECTIONS, VERDICTS, Overview
@@ -64,7 +63,7 @@ _RETRY_AFTER_S = 5
 _HEADERS = {
     # Allow nothing but these files; no inline scripts or styles either.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'self'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -86,7 +85,6 @@ class Page:
 
     Args:
         stopping: set once the gateway is told to end; watchers are then disconnected.
-        rq_url: the Redis of RQ, if it is not the queue's.
     """
 
     def __init__(
@@ -95,14 +93,13 @@ class Page:
         access: Access,
         connections: Connections,
         stopping: asyncio.Event,
-        rq_url: str | None,
     ) -> None:
         self.lean = lean
         self.access = access
         self._connections = connections
         self._stopping = stopping
         self._sessions = Sessions(access)
-        self.looks = FleetLooks(lean, CampaignBoard(lean.settings, rq_url))
+        self.looks = FleetLooks(lean)
         # By the name of the key.
         self._watchers: Counter[str] = Counter()
         # Viewers with equal rights share one rendering.
@@ -136,14 +133,25 @@ class Page:
         return self._templates.get_template(template).render(context)
 
     def page(
-        self, template: str, viewer: Viewer | None, status: int = 200, **context: Any
+        self,
+        request: Request,
+        template: str,
+        viewer: Viewer | None,
+        status: int = 200,
+        /,
+        **context: Any,
     ) -> Response:
+        root, here = _places(request)
         shown = {"viewer": viewer, "needs_keys": self.access.needs_keys, **context}
-        return HTMLResponse(self.render(template, **shown), status)
+        return HTMLResponse(self.render(template, root=root, here=here, **shown), status)
+
+    def away(self, request: Request, path: str) -> RedirectResponse:
+        """Sends the caller to a path below the gateway's own."""
+        return RedirectResponse(_places(request)[0] + path, 303)
 
     async def overview(self, viewer: Viewer) -> Overview:
         look = await self.looks.look()
-        return Overview(look, self.looks.campaigns, self.lean.recent)
+        return Overview(look, self.lean.recent)
 
     def section(self, name: str, overview: Overview, viewer: Viewer) -> str:
         """Renders one part of the overview as HTML."""
@@ -168,7 +176,7 @@ class Page:
             is_script = "hx-request" in request.headers or request.url.path.endswith("/events")
             if request.method == "POST" or is_script:
                 raise HTTPException(401, "the session has ended; load the page again")
-            return self.page("login.html", None, wrong=False)
+            return self.page(request, "login.html", None, wrong=False)
         request.state.key = key
         with self._connections.carrying(request.scope, key):
             return await handler(self, request, key, self._viewer(key))
@@ -180,14 +188,14 @@ class Page:
         form = await read_form(request, _LONGEST_LOGIN)
         key = self._sessions.key_given(form.get("key", "").strip())
         if key is None or not self.access.needs_keys:
-            return self.page("login.html", None, 403, wrong=True)
-        response = RedirectResponse("/", 303)
+            return self.page(request, "login.html", None, 403, wrong=True)
+        response = self.away(request, "")
         self._sessions.begin(request, response, key)
         request.state.key = key
         return response
 
     async def _logout(self, request: Request) -> Response:
-        response = RedirectResponse("/", 303)
+        response = self.away(request, "")
         self._sessions.end(request, response)
         request.state.key = self._sessions.key_of(request)
         return response
@@ -199,7 +207,7 @@ class Page:
             return PlainTextResponse(detail, status, headers)
         key = self._sessions.key_of(request) if status != 401 else None
         viewer = self._viewer(key) if key else None
-        response = self.page("error.html", viewer, status, detail=detail)
+        response = self.page(request, "error.html", viewer, status, detail=detail)
         response.headers.update(headers)
         if status == 503 and request.method == "GET":
             # The browser asks again by itself, until the queue is back.
@@ -314,6 +322,13 @@ class _Guarded:
         await app(scope, receive, guarded)
 
 
+def _places(request: Request) -> tuple[str, str]:
+    """Returns where the gateway is as seen from a page, and the page as seen from there. A proxy
+    may have taken a path away that comes before both, so links and redirects are relative."""
+    here = request.scope["raw_path"].decode("ascii", "replace").lstrip("/")
+    return "../" * here.count("/") or "./", here
+
+
 def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
     """Returns the HTTP status of an error, its text for callers, and headers."""
     problem = problem_of(error)
@@ -331,7 +346,7 @@ def _brief(seconds: float | None) -> str:
 
 
 def _static_url(name: str) -> str:
-    return f"/page/static/{name}?v={_VERSIONS[name]}"
+    return f"page/static/{name}?v={_VERSIONS[name]}"
 
 
 _VERSIONS = {

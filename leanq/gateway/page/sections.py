@@ -22,7 +22,6 @@ from leanq.fleet.stats import (
     lean_of,
     unsized,
 )
-from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.looks import DAY_S, SHOWN, Look, Totals
 from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.recent import RecentRequests
@@ -34,7 +33,6 @@ from leanq.queue.wire import info_of
 _CHART_PERIOD_S = 900
 _WORKERS_SHOWN = 40
 _RECENT_SHOWN = 8
-_CAMPAIGNS_SHOWN = 20
 
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 
@@ -42,7 +40,6 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 @dataclass(frozen=True, slots=True)
 class Overview:
     look: Look
-    campaigns: CampaignBoard
     recent: RecentRequests
 
 
@@ -337,13 +334,6 @@ def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     return {**_listed(_dead(overview, viewer)), "trouble": _trouble(overview, "dead")}
 
 
-def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
-    board = overview.campaigns
-    rows = [row for row in board.rows if viewer.sees(row.tenant, row.environment)]
-    shown = _listed(rows, _CAMPAIGNS_SHOWN)
-    return {**shown, "trouble": board.trouble, "missing": board.missing}
-
-
 def scaler(overview: Overview, viewer: Viewer) -> dict[str, Any]:
     found = sorted(overview.look.decisions.items())
     return {"rows": [each for each in found if viewer.sees_environment(each[0])]}
@@ -364,7 +354,6 @@ SECTIONS: dict[str, Section] = {
     "tenants": tenants,
     "requests": requests,
     "dead": dead,
-    "campaigns": campaigns,
     "scaler": scaler,
 }
 """By name; a section's template and its server-sent event have the same name."""

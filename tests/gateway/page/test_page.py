@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
-import sys
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urljoin
 
 import httpx2
 import pytest
 import redis
 from fastapi import Request, Response
-from support.campaigns.records import done
-from support.fleets import working
+from support.fleets import echo_body, submission, working
 from support.gateway.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.gateway.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a_day
 from support.queue.queues import Queue
@@ -27,23 +25,19 @@ from support.servers import Server, own_server
 from support.terminals import Terminal
 from support.waiting import eventually
 
-from leanq.campaigns import rq_connection
-from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Plan
-from leanq.campaigns.results import write_results
-from leanq.campaigns.rq_queue import Campaigns
 from leanq.client import AsyncLeanQClient
 from leanq.fleet.stats import EnvironmentStats, FleetStats
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient, RequestName
 from leanq.gateway.keys import KeyFile
-from leanq.gateway.page.campaigns import CampaignBoard
 from leanq.gateway.page.looks import FleetLooks
+from leanq.gateway.page.sections import SECTIONS
 from leanq.gateway.page.sessions import SESSION_S, Sessions
 from leanq.queue.keys import Keys, new_request_id
 from leanq.queue.requests import Message, Reply, Sorry
 from leanq.queue.results import merged
 from leanq.queue.settings import Settings
+from leanq.queue.wire import pack_info
 
 OPERATOR = {"secret": "chief", "tenant": "ops", "rights": ["submit", "status", "operate"]}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -81,7 +75,6 @@ async def test_the_page_is_at_the_root_for_browsers_alone(gateway: Gateway) -> N
         "Environments",
         "Tenants",
         "Dead letters",
-        "Campaigns",
         "Scaler",
         "Last 24 hours",
     ):
@@ -249,6 +242,41 @@ async def test_without_keys_all_is_seen_and_nothing_but_own_requests_changed(
     await queue.close()
 
 
+async def test_all_links_lead_below_the_path_that_a_proxy_takes_away(gateway: Gateway) -> None:
+    sent = await change(gateway, {}, "/page/check", code="-- a text")
+    seen = urljoin("https://host/leanq/page/check", sent.headers["Location"])
+    request_id = seen.removeprefix("https://host/leanq/page/requests/")
+    for path in ("", "page/check", f"page/requests/{request_id}", "page/nowhere/at/all"):
+        answer = await gateway.http.get(f"/{path}", headers=HTML)
+        links = re.findall(r'(?:href|src|action|hx-get|hx-post|sse-connect)="([^"]*)"', answer.text)
+        base = urljoin(f"https://host/leanq/{path}", links[0])
+        assert base == "https://host/leanq/"
+        for link in links[1:]:
+            assert urljoin(base, link).startswith("https://host/leanq/"), link
+        assert urljoin(base, f"./{path}#main") in {urljoin(base, link) for link in links}
+
+
+async def test_what_is_claimed_ahead_uses_no_slot(gateway: Gateway, settings: Settings) -> None:
+    queue = Queue(settings)
+    info = pack_info({"slots": 2, "environments": ["echo"]})
+    await queue.register("w", info, {"echo": pack_info({})})
+    requests = [submission(f"0-{n}", echo_body(b"x")) for n in range(4)]
+    await queue.submit("client", requests)
+    jobs = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
+    assert len(jobs) == 4
+
+    async def is_told() -> bool:
+        await queue.renew("w")
+        page = await shown(gateway, {})
+        in_slots = page.count('2<span class="of"> / 2</span>')
+        return in_slots == 2 and "slots in use, 2 claimed ahead" in page
+
+    await eventually(is_told)
+    await queue.release("w", [(job.request_id, job.token) for job in jobs], leave=True)
+    await queue.cancel([f"0-{n}" for n in range(4)])
+    await queue.close()
+
+
 async def test_tenants_see_nothing_of_one_another(
     settings: Settings, scripted: Scripted, tmp_path: Path
 ) -> None:
@@ -346,7 +374,7 @@ async def test_an_operator_pauses_resumes_weighs_and_retries(
         for kind, name in (("tenant", "alice"), ("environment", "default")):
             fields = {"kind": kind, "name": name}
             answer = await change(gateway, chief, "/page/pause", **fields, paused="yes")
-            assert answer.headers["Location"] == f"/#{kind}s"
+            assert answer.headers["Location"] == f"../#{kind}s"
             assert f"{kind[0]}:{name}" in (await queue.status()).paused
             assert "is paused for" in await shown(gateway, chief)
             await change(gateway, chief, "/page/pause", **fields, paused="no")
@@ -395,10 +423,9 @@ async def test_a_key_that_may_only_submit_sees_no_fleet(
     keys = ({"secret": "sender", "rights": ["submit"]}, {"secret": "watcher", "rights": ["status"]})
     async with keyed(settings, tmp_path, *keys) as (gateway, browsers):
         root = await gateway.http.get("/", headers=browsers["sender"])
-        assert root.headers["Location"] == "/page/check"
-        for path in ("/page/events", "/page/campaigns/x"):
-            answer = await gateway.http.get(path, headers=browsers["sender"])
-            assert answer.status_code == 403
+        assert root.headers["Location"] == "./page/check"
+        answer = await gateway.http.get("/page/events", headers=browsers["sender"])
+        assert answer.status_code == 403
         answer = await change(gateway, browsers["watcher"], "/page/check", code="-- accepted")
         assert answer.status_code == 403
         assert "right &#39;submit&#39;" in answer.text
@@ -418,7 +445,7 @@ async def test_a_text_is_checked_and_its_page_tells_all(
     # Browsers end the lines of a form so.
     answer = await change(gateway, HTML, "/page/check", code=code.replace("\n", "\r\n"))
     assert answer.status_code == 303
-    where = answer.headers["Location"]
+    where = urljoin("/page/check", answer.headers["Location"])
     page = ""
 
     async def has_ended() -> bool:
@@ -482,7 +509,7 @@ async def test_a_hostile_text_is_shown_and_is_nothing_else(
         "rejected", told, (Sorry(1, 0, code, None),), reason="lean_error"
     )
     answer = await change(gateway, {"HX-Request": "true"}, "/page/check", code=evil)
-    where = re.findall(r'href="(/page/requests/[^"/]+)"', answer.text)[0]
+    where = "/" + re.findall(r'href="(page/requests/[^"/]+)"', answer.text)[0]
     page = ""
 
     async def has_ended() -> bool:
@@ -552,8 +579,8 @@ async def test_all_who_watch_share_one_look(
     monkeypatch.setattr(FleetLooks, "_look", counted)
     told: list[list[str]] = [[] for _ in range(20)]
     watching = [asyncio.create_task(events_of(gateway, {}, each)) for each in told]
-    await eventually(lambda: all(len(each) >= 10 for each in told))
-    assert {"summary", "dead", "campaigns", "scaler"} <= {*told[0]}
+    await eventually(lambda: all(len(each) >= len(SECTIONS) for each in told))
+    assert {"summary", "dead", "scaler"} <= {*told[0]}
     before = looks
     await gateway.check("-- rejected")
     counts = [each.count("verdicts") for each in told]
@@ -579,7 +606,7 @@ def test_looks_that_are_kept_for_their_rates_are_small() -> None:
             each.tenants_cpu_s = {str(name): cpu_s + 1 for name, cpu_s in used.items()}
         return FleetStats(at_s, merged([]), made)
 
-    looks = FleetLooks(cast("GatewayClient", SimpleNamespace(queues=())), cast("Any", None))
+    looks = FleetLooks(cast("GatewayClient", SimpleNamespace(queues=())))
     tracemalloc.start()
     try:
         for at_s in range(1000, 1300, 2):
@@ -634,16 +661,6 @@ async def test_a_queue_out_of_reach_is_said_without_where_it_is(one: Server) -> 
         assert answer.headers["Refresh"] == "5"
 
 
-async def test_a_machine_without_rq_is_no_trouble(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "rq", None)
-    async with new_gateway(settings) as gateway:
-        page = await shown(gateway, {})
-    assert '<p class="none">campaigns as jobs need RQ' in page
-    assert '<p class="trouble">' not in page
-
-
 async def test_a_withdrawn_request_is_no_failure(gateway: Gateway, scripted: Scripted) -> None:
     # What ended since this first look is counted.
     await shown(gateway, {})
@@ -659,55 +676,6 @@ async def test_a_withdrawn_request_is_no_failure(gateway: Gateway, scripted: Scr
     page = await shown(gateway, {})
     (failed,) = re.findall(r"(?s)<dt>No verdict</dt>\s*<dd>(.*?)</dd>", page)
     assert failed.strip() == "0"
-
-
-async def test_a_redis_of_rqs_that_does_not_answer_is_said(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rq_connection, "_TIMEOUT_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        for url in (f"redis://127.0.0.1:{port}", "redis://127.0.0.1:1", "redis://one,redis://two"):
-            board = CampaignBoard(settings, url)
-            await board.refresh()
-            assert ("the gateway's log says why" in board.trouble, board.rows) == (True, ())
-            assert url not in board.trouble
-
-
-async def test_campaigns_and_their_reports_are_their_tenants(
-    settings: Settings, scripted: Scripted, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.jsonl"
-    plan = Plan({"tenant": "alice"})
-    with redis.Redis.from_url(settings.url) as connection:
-        board = Campaigns(connection, settings.prefix)
-        id_ = board.submit(Campaign(str(tmp_path / "<b>rows.jsonl"), str(out), plan=plan))
-        try:
-            async with keyed(settings, tmp_path) as (gateway, browsers):
-                where = f"/page/campaigns/{id_}"
-                for who, sees in (("alice", True), ("bob", False), ("chief", True)):
-                    page = await shown(gateway, browsers[who])
-                    assert (id_ in page) is sees
-                    assert ("&lt;b&gt;rows.jsonl" in page) is sees
-                    assert "<b>rows" not in page
-                    answer = await gateway.http.get(where, headers=browsers[who])
-                    assert answer.status_code == (200 if sees else 404)
-                assert "not on the gateway" in await shown(gateway, browsers["alice"], where)
-                fault = {"severity": "error", "line": 1, "column": 0, "text": "<i>wrong"}
-                write_results(str(out), [done("x1", "rejected", messages=[fault])])
-                report = await shown(gateway, browsers["alice"], where)
-                assert "Solved and pass@k" in report
-                assert "&lt;i&gt;wrong" in report
-                assert "<i>" not in report
-                # What is no file of results is said, and not shown.
-                out.write_text("root:x:0:0")
-                report = await shown(gateway, browsers["alice"], where)
-                assert "root:x" not in report
-        finally:
-            for pattern in (f"rq:*{board.queue.name}*", f"*{id_}*"):
-                for name in connection.scan_iter(pattern):
-                    connection.delete(name)
-            connection.srem("rq:queues", board.queue.key)
 
 
 async def test_forms_keep_to_the_limits_of_their_key(
@@ -751,7 +719,7 @@ async def test_the_page_of_a_text_is_cut_whatever_stands_in_it(
             gateway, {**HTML, "HX-Request": "true"}, "/page/check", code=f"-- {text}"
         )
         assert answer.status_code == 200
-        request_id = re.findall(r"/page/requests/([^/\"]+)", answer.text)[0]
+        request_id = re.findall(r"page/requests/([^/\"]+)", answer.text)[0]
         await gateway.http.get(f"/v1/requests/{request_id.partition('~')[2]}?wait=60")
         shown_ = await gateway.http.get(f"/page/requests/{request_id}", headers=HTML)
         assert shown_.status_code == 200
