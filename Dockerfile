@@ -6,7 +6,7 @@
 #     --build-arg PROJECT_GIT=https://github.com/leanprover-community/mathlib4 \
 #     --build-arg PROJECT_REV=v4.35.0 .
 
-# One toolchain: Lean, the REPL and a project have to be of the same version.
+# One toolchain: Lean and a project have to be of the same version.
 ARG LEAN_VERSION=v4.35.0
 
 # 1. Lean, fetched by elan. elan itself is checked by its hash, and stays in this stage.
@@ -30,18 +30,7 @@ RUN curl --proto '=https' --tlsv1.2 -fsSL -o /tmp/elan.tar.gz \
 ENV PATH=/opt/lean/bin:$PATH
 RUN lean --version
 
-# 2. The REPL, built with that very Lean.
-FROM lean AS repl
-ARG LEAN_VERSION
-ARG REPL_TAG=v4.35.0
-RUN git clone --depth 1 --branch "${REPL_TAG}" \
-      https://github.com/leanprover-community/repl /src/repl \
- && git -C /src/repl rev-parse HEAD
-WORKDIR /src/repl
-RUN grep -qx "leanprover/lean4:${LEAN_VERSION}" lean-toolchain
-RUN lake build repl && install -D .lake/build/bin/repl /opt/repl/repl
-
-# 3. A Lake project to offer, if one is named: its compiled modules and those of its packages, in one
+# 2. A Lake project to offer, if one is named: its compiled modules and those of its packages, in one
 # folder. Neither lake nor git is needed for that at run time. Without a project the folder is empty.
 FROM lean AS project
 ARG PROJECT_GIT=""
@@ -53,7 +42,7 @@ COPY deploy/lake-project /usr/local/bin/
 RUN mkdir /srv/lean \
  && if [ -n "${PROJECT_GIT}" ]; then lake-project "${PROJECT_GIT}" "${PROJECT_REV}" /srv/lean; fi
 
-# 4. The toolchain without its compiler of C, linker, headers and static libraries: nothing at run
+# 3. The toolchain without its compiler of C, linker, headers and static libraries: nothing at run
 # time needs them, and candidates shall not have them.
 FROM lean AS toolchain
 RUN cd /opt/lean \
@@ -61,7 +50,7 @@ RUN cd /opt/lean \
  && find lib -name '*.a' -delete \
  && printf 'theorem t : 2 + 2 = 4 := rfl\n' | bin/lean --stdin
 
-# 5. leanq, from the sources beside this file.
+# 4. leanq, from the sources beside this file.
 FROM python:3.12.11-slim-bookworm AS leanq
 WORKDIR /src/leanq
 COPY pyproject.toml README.md LICENSE ./
@@ -72,7 +61,7 @@ RUN python -m venv /opt/leanq \
  && SETUPTOOLS_SCM_PRETEND_VERSION_FOR_LEANQ="${LEANQ_VERSION}" \
     /opt/leanq/bin/pip install --no-cache-dir '.[judge,k8s,campaigns,server]'
 
-# 6. What runs.
+# 5. What runs.
 FROM python:3.12.11-slim-bookworm
 # As process 1, tini passes SIGTERM on and buries what the sandboxes leave to it.
 RUN apt-get update \
@@ -84,7 +73,6 @@ RUN apt-get update \
  # A volume that is mounted here takes over the owner.
  && install -d -o leanq -g leanq /var/cache/leanq /var/lib/leanq
 COPY --from=toolchain /opt/lean /opt/lean
-COPY --from=repl /opt/repl /opt/repl
 COPY --from=project /srv/lean /srv/lean
 COPY --from=leanq /opt/leanq /opt/leanq
 # Or each new pod would read all modules before it serves; from their last place, where times are as noted.

@@ -2,11 +2,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 REAL_TESTS ?= tests/real
+# What talks to each dependency.
+LOWEST_TESTS ?= $(addprefix tests/,queue/test_queue.py queue/test_wire.py queue/test_connection.py \
+	fleet/test_metrics.py fleet/test_scaler_kubernetes.py gateway/test_keys.py gateway/test_v1.py \
+	campaigns/test_rows_kinds.py campaigns/test_rq_queue.py trainers/test_mcp_server.py \
+	lean/test_recipes.py commands/test_numbers.py commands/test_watch.py)
 BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -79,6 +84,24 @@ bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper, o
 bench-replay: $(VENV)/dev  ## a replay memory's samples, reading and writing, by its size; ten minutes
 	$(BIN)/python bench/replay.py
 
+servers-test: $(VENV)/dev ## the queue's tests on each server of operations.md's table, as root on Debian; an hour
+	PYTHONPATH=.:tests $(BIN)/python -m engines.servers $(SERVERS_TEST_OPTIONS)
+
+lowest-test: build/lowest/ready ## fast tests with the lowest releases that pyproject.toml allows; two minutes
+	build/lowest/bin/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick $(LOWEST_TESTS)
+
+build/lowest/ready: pyproject.toml
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct -e '.[local,k8s,campaigns,server,mcp,otel]'
+	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet -e '.[dev]'
+	touch $@
+
+pythons-test: ## make test on Debian's Pythons as root on Debian, on its 3.11.2 as an ordinary user; an hour
+	tests/engines/in-debian bookworm "tests/engines/as-user 'make demo test'"
+	tests/engines/in-debian trixie 'make test'
+	tests/engines/in-debian sid 'make test'
+
 image-test: $(VENV)/dev ## the image and compose.yaml on podman and Docker, as root on Debian; ten minutes
 	PYTHONPATH=.:tests $(BIN)/python -m engines.image $(IMAGE_TEST_OPTIONS)
 
@@ -121,15 +144,12 @@ soak-cluster: $(VENV)/dev ## five minutes on three nodes whose slots move while 
 soak-clusters: $(VENV)/dev ## five minutes of the same between two servers, whose weights change all the time
 	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --clusters 2 --workers 4 --requests 60000 --kills 150 --seconds 300
 
-soak-lean: $(VENV)/dev ## the same with theorems for real Lean, in forks and by a REPL, five minutes each
+soak-lean: $(VENV)/dev ## the same with theorems for real Lean, in forks and by Lean's language server, five minutes each
 	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --driver lean --workers 3 --slots 2 --lease 4 --requests 3000 --kills 30 --seconds 300
-	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --driver repl --workers 3 --slots 2 --lease 4 --requests 600 --kills 30 --seconds 300
+	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --driver server --workers 3 --slots 2 --lease 4 --requests 600 --kills 30 --seconds 300
 
 simulate: $(VENV)/dev ## the whole queue in simulated time, on the real scripts, for four minutes; OPTIONS=--help
 	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(OPTIONS)
-
-soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and talks nonsense
-	PYTHONPATH=.:tests $(BIN)/python -m soak.repl_soak
 
 soak-walls: $(VENV)/dev ## 2,000 hostile runs beside 2,000 innocent ones, and what they left behind
 	PYTHONPATH=.:tests $(BIN)/python -m soak.walls_soak

@@ -49,8 +49,7 @@ _ORDER: dict[str, Any] = {
     "holes": (),
     "allowed": (),
     "is_whole": False,
-    "stand_ins": (),
-    "unseen": (),
+    "unfilled": "",
     "op": "verify",
 }
 

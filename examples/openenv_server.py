@@ -9,10 +9,14 @@ The fleet is that of LEANQ_URL or `leanq up`. Trainers connect with OpenEnv's ow
 
 import sys
 
-import uvicorn
-
 from leanq import LeanQClient
-from leanq.trainers.openenv_server import make_app
+
+try:
+    import uvicorn
+
+    from leanq.trainers.openenv_server import make_app
+except ImportError as error:
+    sys.exit(f"{error}: pip install 'leanq[openenv]'")
 
 PROBLEMS = [
     "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry",

@@ -8,10 +8,14 @@
 
 import sys
 
-import uvicorn
-
 from leanq.trainers import LeanReward
-from leanq.trainers.reward_server import make_app
+
+try:
+    import uvicorn
+
+    from leanq.trainers.reward_server import make_app
+except ImportError as error:
+    sys.exit(f"{error}: pip install 'leanq[server]'")
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if sys.argv[1:] else 5000

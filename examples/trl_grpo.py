@@ -7,8 +7,11 @@ Each row of problems.jsonl has a ``statement``: Lean text with ``sorry`` for the
 
 import sys
 
-from datasets import load_dataset
-from trl import GRPOConfig, GRPOTrainer
+try:
+    from datasets import load_dataset
+    from trl import GRPOConfig, GRPOTrainer
+except ImportError as error:
+    sys.exit(f"{error}: pip install 'leanq[trl]'")
 
 from leanq.trainers import LeanReward, proof_text
 

@@ -10,10 +10,14 @@ The fleet is that of LEANQ_URL or `leanq up`.
 
 import argparse
 import asyncio
+import sys
 
-import verifiers.v1 as vf
+try:
+    import verifiers.v1 as vf
 
-from leanq.trainers.verifiers_taskset import LeanEnv, LeanTaskset
+    from leanq.trainers.verifiers_taskset import LeanEnv, LeanTaskset
+except ImportError as error:
+    sys.exit(f"{error}: pip install 'leanq[verifiers]'")
 
 __all__ = ["LeanEnv", "LeanTaskset"]
 

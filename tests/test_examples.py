@@ -109,3 +109,21 @@ def test_without_a_queue(terminal: Terminal) -> None:
     done = run(terminal, str(EXAMPLES / "futures.py"))
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("no queue: LEANQ_URL is not set and no 'leanq up' runs")
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "needs"),
+    [
+        ("trl_grpo", "trl", "datasets"),
+        ("openenv_server", "openenv", "uvicorn"),
+        ("reward_server", "server", "uvicorn"),
+        ("verifiers_proofs", "verifiers", "verifiers"),
+    ],
+)
+def test_an_example_without_its_extra_names_it(
+    terminal: Terminal, name: str, extra: str, needs: str
+) -> None:
+    script = "import runpy, sys; sys.modules[sys.argv[2]] = None; runpy.run_path(sys.argv[1])"
+    done = run(terminal, "-c", script, str(EXAMPLES / f"{name}.py"), needs)
+    assert done.code == 1
+    assert done.err.endswith(f": pip install 'leanq[{extra}]'\n")

@@ -119,3 +119,15 @@ def test_test_modules_import_nothing_from_one_another() -> None:
             parts = module.split(".")
             assert parts[0] != "tests", f"{path}: {module}; move it to tests/support"
             assert not any(part.startswith("test_") for part in parts), path
+
+
+def test_no_pattern_has_groups_that_some_pythons_misread() -> None:
+    """Before Python 3.11.5, such as in Debian 12, a possessive group matches wrongly."""
+    group = re.compile(r"\)(?:[*+?]|\{[0-9,]+\})\+|\(\?>")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (ROOT / "leanq").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if group.search(line)
+    ]
+    assert found == []

@@ -11,7 +11,7 @@ import pytest
 from support.paths import ROOT
 
 OLD = """#!/bin/sh
-exec {python} -c 'import sys
+exec '{python}' -c 'import sys
 sys.version_info, sys.version = (3, 10, 0), "3.10.0 (old)"
 exec(sys.argv[1])' "$2"
 """

@@ -100,7 +100,7 @@ async def test_what_is_no_record_is_neither_kept_nor_recalled(
         await states.keep({ident(0): record})
     assert await states.recall(ident(0)) is None
     state = ident(1)
-    bucket = f"{store.queues[0].keys.tag}:states:{state[:3]}"
+    bucket = f"{store.queues[0].keys.lasting}:states:{state[:3]}"
     store.server.hset(bucket, mapping={bytes.fromhex(state)[1:]: bytes(4) + record})
     assert await store.states.recall(state) is None
     assert store.states.counts["broken"] == 1
@@ -115,7 +115,7 @@ async def test_more_records_than_one_call_takes(store: Store) -> None:
 
 async def test_no_record_has_a_time_to_live(store: Store) -> None:
     await store.states.keep({ident(0): ROOT})
-    assert store.server.ttl(f"{store.queues[0].keys.tag}:states:{ident(0)[:3]}") == -1
+    assert store.server.ttl(f"{store.queues[0].keys.lasting}:states:{ident(0)[:3]}") == -1
 
 
 async def test_use_is_written_once_an_hour(store: Store) -> None:
@@ -170,10 +170,10 @@ async def test_collection_goes_in_small_pieces_and_rests_after_a_round(store: St
         removed.append(await states.collect())
     assert sum(removed) == many
     assert max(removed) < 3 * leanq.states.LOOKED_AT_AT_ONCE
-    place = f"{store.queues[0].keys.tag}:collect"
+    place = f"{store.queues[0].keys.lasting}:collect"
     while not store.server.hexists(place, "ended"):
         assert await states.collect() == 0
-    bucket = f"{store.queues[0].keys.tag}:states:000"
+    bucket = f"{store.queues[0].keys.lasting}:states:000"
     store.server.hset(bucket, mapping={bytes.fromhex(early(0))[1:]: bytes(4) + ROOT})
     store.advance(HOUR_MS - 1)
     assert await collect_all(states) == 0

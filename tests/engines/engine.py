@@ -1,8 +1,8 @@
 """Container engines from Debian's packages, and stand-ins for all that would have to be pulled.
 
 Each engine keeps everything in the folder of its course. What Dockerfile and compose.yaml name is
-made from Debian's packages; the stages ``lean`` and ``repl``, which are fetched from elsewhere, are
-replaced by the wheel's real Lean and the tests' stand-in of the REPL.
+made from Debian's packages; the stage ``lean``, which is fetched from elsewhere, is
+replaced by the wheel's real Lean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from support.paths import ROOT, SUPPORT
+from support.paths import ROOT
 
 from engines.machine import NoEngine, Unavailable, install, run, until
 
@@ -131,14 +131,7 @@ def stand_ins(engine: Engine, folder: Path) -> dict[str, str]:
     engine.make(f"docker.io/{server}", valkey)
     lean = _lean(folder)
     engine.make("localhost/lean-standin:1", lean)
-    repl = folder / "repl"
-    (repl / "opt" / "repl").mkdir(parents=True, exist_ok=True)
-    shutil.copy(SUPPORT / "lean" / "lean_repl.py", repl / "opt" / "repl")
-    program = repl / "opt" / "repl" / "repl"
-    script = "/opt/repl/lean_repl.py --lean-arg /opt/lean/bin/lean"
-    program.write_text(f"#!/bin/sh\nexec python3 -S {script}\n")
-    program.chmod(0o755)
-    return {"lean": f"{engine.source}localhost/lean-standin:1", "repl": str(repl)}
+    return {"lean": f"{engine.source}localhost/lean-standin:1"}
 
 
 def mathlib_stand_in(folder: Path) -> str:

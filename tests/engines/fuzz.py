@@ -2,10 +2,9 @@
 
     python -m engines.fuzz --schemathesis PROGRAM [--requests 10000] [--seconds 900] [--seed 1]
 
-The gateway, its queue and a worker without Lean run in this process; campaigns are taken, too, and
-no worker runs them. It ends with code 1 where the gateway has answered any request with 500 or
-above, or where there were fewer requests than were asked for. Each failure is shown with the
-command that repeats it.
+The gateway, its queue and a worker without Lean run in this process. It ends with code 1 where the
+gateway has answered any request with 500 or above, or where there were fewer requests than were
+asked for. Each failure is shown with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -15,19 +14,13 @@ import asyncio
 import itertools
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 
-import redis
 from support.fleets import working
 from support.gateway.gateways import Gateway, Scripted, new_gateway
 from support.paths import TESTS
 from support.servers import own_server
-
-from leanq.campaigns.rq_queue import Campaigns
-from leanq.gateway.campaigns import TenantCampaigns
 
 _DESCRIPTIONS = ("/v1/openapi.json", "/api/openapi.json")
 # A round begins with what takes a while and is the same in each.
@@ -44,21 +37,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=900.0, help="at most")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_course(options, Path(folder)))
+    return asyncio.run(_course(options))
 
 
-async def _course(options: argparse.Namespace, folder: Path) -> int:
+async def _course(options: argparse.Namespace) -> int:
     with own_server() as server:
         settings = server.settings
-        with redis.Redis.from_url(settings.url) as connection:
-            campaigns = TenantCampaigns(Campaigns(connection, settings.prefix), folder)
-            async with (
-                working(settings, Scripted(), slots=64),
-                new_gateway(settings, campaigns=campaigns) as gateway,
-            ):
-                await _fuzz(options, gateway)
-                return _told(gateway, options.requests)
+        async with (
+            working(settings, Scripted(), slots=64),
+            new_gateway(settings) as gateway,
+        ):
+            await _fuzz(options, gateway)
+            return _told(gateway, options.requests)
 
 
 async def _fuzz(options: argparse.Namespace, gateway: Gateway) -> None:

@@ -151,11 +151,7 @@ class Course:
         ):
             findings = self._doctor(extra)
             walls = _walls(findings["sandbox"]["text"])
-            names = ["lean", "judge", "check"]
-            # The stand-in of the REPL starts Lean anew each time, which there finds nothing of
-            # itself in /proc.
-            names += ["repl", "repl step"] if "pid-ns" in walls else []
-            for name in names:
+            for name in ("lean", "judge", "check"):
                 assert findings[name]["works"], findings[name]
             assert {re.sub(r"-\d+$", "", wall) for wall in walls} >= least, walls
             self._done(f"walls with {what}: {', '.join(walls)}")
@@ -185,7 +181,7 @@ class Course:
             self._done(f"{image}: {self._size_mb(image):.0f} MB; its Lean and judge work")
 
     def _doctor(self, extra: Sequence[str]) -> dict[str, Any]:
-        doctor = ("doctor", "--json", "--repl", "/opt/repl/repl")
+        doctor = ("doctor", "--json")
         command = ("run", *HARDENED, *extra, IMAGE, *doctor)
         said = self._engine.do(*command, codes=DOCTORS_CODES, folder=ROOT)
         return {found["what"]: found for found in map(json.loads, said.splitlines())}

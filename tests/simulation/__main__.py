@@ -1,6 +1,6 @@
 """Simulates histories until the time is over or one fails; that one is made smaller and printed.
 
-The same seed gives the same history, on any machine.
+The same seed gives the same history, on any machine, where the server is Valkey 9 or newer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import redis
 from simulation.defects import DEFECTS
 from simulation.history import Outcome, play
 from simulation.network import RealServer
@@ -24,8 +25,14 @@ from simulation.plan import Plan, drawn
 from simulation.shrink import shrunk
 from support.servers import own_server
 
-# The order of a server's hashes is part of the history.
-SERVER_OPTIONS = ("--hash-seed", "simulation")
+
+def server_options() -> tuple[str, ...]:
+    """Returns what keeps the order of a server's hashes, which is part of the history.
+
+    Redis, and Valkey before 9, have no such option.
+    """
+    with own_server() as server, redis.Redis.from_url(server.settings.url) as connection:
+        return ("--hash-seed", "simulation") if connection.config_get("hash-seed") else ()
 
 
 def main() -> int:
@@ -70,7 +77,7 @@ def _part(given: Any) -> Plan:
 
 
 def _replay(plan: Plan) -> int:
-    with own_server(*SERVER_OPTIONS) as server:
+    with own_server(*server_options()) as server:
         outcome = play(plan, RealServer(server.folder / "server.sock"))
     for event in outcome.events:
         print(*event)
@@ -129,7 +136,7 @@ def _simulate(given: Any) -> int:
 
 
 def _work(seed: int, step: int, end_s: float, told: Any) -> None:
-    with own_server(*SERVER_OPTIONS) as server:
+    with own_server(*server_options()) as server:
         real = RealServer(server.folder / "server.sock")
         while time.time() < end_s:
             plan = drawn(seed)
@@ -151,7 +158,7 @@ def _find_defects(names: list[str]) -> int:
     """After how many histories the defects of these names, or all, are found, from seed 1 on."""
     missed = 0
     chosen = [defect for defect in DEFECTS if not names or defect.name in names]
-    with own_server(*SERVER_OPTIONS) as server:
+    with own_server(*server_options()) as server:
         real = RealServer(server.folder / "server.sock")
         for defect in chosen:
             with defect.made():

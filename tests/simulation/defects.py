@@ -148,8 +148,8 @@ DEFECTS = (
     ),
     Defect(
         "an exchange forgets the requests that joined its run",
-        "call('EXISTS', joined, paused, paused",
-        "call('EXISTS', paused, paused",
+        "call('EXISTS', joined, own_left, paused, paused",
+        "call('EXISTS', own_left, paused, paused",
         mended_by=(
             "elseif run_id and not (single_flight.lease_of(run_id)",
             "elseif false and not (single_flight.lease_of(run_id)",

@@ -386,7 +386,7 @@ class World:
         """All of it, and what is to be found afterwards."""
         plan, server = self.plan, self.server
         if plan.weights:
-            server.ask("HSET", f"{Keys('s').tag}:weights", "a", "3")
+            server.ask("HSET", Keys("s").of("weights"), "a", "3")
         for _ in range(WORKERS):
             self.hire()
         await self._while(lambda: not all(map(_has_joined, self.workers)))

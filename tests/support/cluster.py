@@ -14,10 +14,10 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from leanq.local import find_server
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 from support.fleets import until
+from support.servers import find_server
 
 SHARDS = 3
 

@@ -239,8 +239,11 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    from leanq import cli
+    from leanq import cli, local
 
+    # See support.servers.
+    if named := os.environ.get("LEANQ_TEST_SERVER"):
+        local.find_server = lambda: Path(named)
     for name in _PRELOADED:
         importlib.import_module(f"leanq.commands.{name}")
     gc.freeze()  # what the children never change is shared with them

@@ -19,7 +19,8 @@ def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
         with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def parsed(text: str) -> dict[str, float]:

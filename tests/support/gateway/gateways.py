@@ -14,7 +14,6 @@ import httpx2
 
 from leanq.gateway.access import Access
 from leanq.gateway.app import make_app
-from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile
 from leanq.gateway.metrics import GatewayMetrics, Readiness
@@ -127,14 +126,13 @@ async def new_gateway(
     keys: KeyFile | None = None,
     environment: str = "default",
     hostnames: tuple[str, ...] = (),
-    campaigns: TenantCampaigns | None = None,
     grace_s: float = 5.0,
     port: int = 0,
 ) -> AsyncIterator[Gateway]:
     """A gateway in this event loop, in front of the queue of ``settings``."""
     async with GatewayClient(settings, no_worker="wait", when_full="raise") as lean:
         with listen("127.0.0.1", port) as listener:
-            app = make_app(lean, Access(keys, environment), hostnames, campaigns)
+            app = make_app(lean, Access(keys, environment), hostnames)
             server = GatewayServer(app, listener, grace_s=grace_s)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(server.run())

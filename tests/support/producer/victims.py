@@ -22,13 +22,11 @@ import redis
 
 from leanq.errors import UnavailableError
 from leanq.lean.environment import open_environment
-from leanq.local import find_server
 from leanq.producer.route import ClientTimings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 from support.cluster import free_ports
 from support.fleets import until_stalled
-from support.lean.sites import repl_command
 from support.paths import ROOT, TESTS
 from support.producer.history import (
     Journal,
@@ -39,6 +37,7 @@ from support.producer.history import (
 )
 from support.producer.troubled_machine import TroubledMachine
 from support.proxy import Proxy, proxy_in_thread
+from support.servers import find_server
 
 Popen = subprocess.Popen[bytes]
 _T = TypeVar("_T")
@@ -247,9 +246,7 @@ class Fleet:
             cache = os.environ.get("LEANQ_CACHE", str(folder.with_name("cache")))
             self._environ = {"LEANQ_CACHE": cache}
             # Lean's library is compiled here, and not by each worker.
-            core = open_environment("default", None, environ=self._environ)
-            if driver == "repl":
-                self._driver += ["--repl", repl_command(core)]
+            open_environment("default", None, environ=self._environ)
         self._group, self._log = group, folder / "workers.log"
         self._graces = itertools.cycle(_GRACES_S)
         self._lock = threading.Lock()
