@@ -52,7 +52,7 @@ PARTS = {
     "gateway/problems.py": "server",
     "gateway/server.py": "server",
     "gateway/v1.py": "server",
-    "gateway/v1_models.py": "server",
+    "gateway/v1_bodies.py": "server",
     "trainers/mcp_server.py": "mcp",
     "trainers/openenv_server.py": "openenv",
     "trainers/reward_server.py": "server",

@@ -13,12 +13,12 @@ One process is a client of the queue and serves any number of HTTP clients::
     kimina.py           the interfaces of Kimina Lean Server 1.x and 2.x
     kimina_results.py   turns replies into results of that interface
     v1.py               leanq's own interface
-    v1_models.py        its bodies and results
+    v1_bodies.py        its bodies and results
     operations.py       turns its bodies into requests to the queue
     batches.py          streams many requests over one connection
     problems.py         its errors
     metrics.py          counts the gateway's own work, and traces it
-    bodies.py           bounds bodies before Pydantic reads them
+    bodies.py           reads bodies as records, and describes these
     operation_routes.py a short way to the handlers of the three operations
     fresh.py            looks at the queue at most once a second
     interface.py        the parts that both interfaces share

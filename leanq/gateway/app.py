@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from leanq.gateway import kimina
 from leanq.gateway.access import Access, Authenticated, Screened
+from leanq.gateway.bodies import describe
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone
 from leanq.gateway.interface import new_interface
@@ -76,6 +77,7 @@ def make_app(lean: GatewayClient, access: Access, hostnames: Sequence[str] = ())
     app.add_middleware(Measured, metrics=app.state.metrics)
     for gone in (ClientGoneError, ClientDisconnect):
         app.add_exception_handler(gone, client_gone)
+    describe(app, kimina.DESCRIBED, kimina.EXAMPLES)
     app.include_router(kimina.operations)
     app.include_router(kimina.router)
     app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")

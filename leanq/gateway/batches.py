@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 from fastapi import HTTPException, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from leanq.errors import LeanQError, TooLargeError
@@ -26,11 +25,10 @@ from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import Ending
 from leanq.gateway.groups import Group
 from leanq.gateway.keys import Key
-from leanq.gateway.operation_routes import details_of
 from leanq.gateway.operations import prepared_of, prepared_text
 from leanq.gateway.pending import End
 from leanq.gateway.problems import problem_of
-from leanq.gateway.v1_models import BOUNDS, Item, Step, result_of
+from leanq.gateway.v1_bodies import ITEM, Step, result_of
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 log = logging.getLogger("leanq.gateway")
@@ -44,8 +42,6 @@ _PAUSE_S = 0.1
 _RESULT_BYTES = 1000
 # Proxies close idle connections.
 _KEEP_ALIVE_S = 15.0
-
-_items: TypeAdapter[Any] = TypeAdapter(Item)
 
 
 class BatchResponse(Response):
@@ -190,10 +186,8 @@ class BatchResponse(Response):
         if self._complete:
             return
         try:
-            item = _items.validate_json(BOUNDS.bounded(line))
-        except (ValidationError, RequestValidationError) as error:
-            if isinstance(error, ValidationError):
-                error = RequestValidationError(details_of(error))
+            item = ITEM.read(line)
+        except RequestValidationError as error:
             self._put({"index": index, "id": None, "problem": problem_of(error)})
             return
         self._labels[index] = item.id

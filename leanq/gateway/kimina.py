@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+from msgspec import Meta, Struct
 
 from leanq.errors import InvalidRequestError, LeanQError, RequestError
-from leanq.gateway.access import Submitter
-from leanq.gateway.bodies import Bounds
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import while_connected
 from leanq.gateway.groups import Group, in_turns
 from leanq.gateway.interface import access_of, json_response, lean_of
+from leanq.gateway.keys import Key
 from leanq.gateway.kimina_results import result_of
-from leanq.gateway.operation_routes import OperationRoute
-from leanq.gateway.v1_models import THEOREM
+from leanq.gateway.operation_routes import Operations
+from leanq.gateway.v1_bodies import THEOREM
 from leanq.lean.syntax import split_header
 from leanq.producer.request_builder import Check, PreparedRequest
 from leanq.queue.requests import MAX_TIMEOUT_S, Reply
 
 router = APIRouter(tags=["Kimina Lean Server"])
 
-Timeout = Annotated[int, Field(ge=0, le=int(MAX_TIMEOUT_S))]
+Timeout = Annotated[int, Meta(ge=0, le=int(MAX_TIMEOUT_S))]
 _Environment = Annotated[
-    str | None, Field(description="leanq's own: the environment's name; the key's first unless set")
+    str | None, Meta(description="leanq's own: the environment's name; the key's first unless set")
 ]
 
 Infotree = Literal["full", "tactics", "original", "substantive"]
@@ -47,45 +46,29 @@ _UNENDED = RequestError("leanq: the request has not ended")
 _LEAST_TIMEOUT_S = 0.01
 
 
-def _example(**fields: Any) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"examples": [fields]})
-
-
-class Snippet(BaseModel):
+class Snippet(Struct, gc=False):
     """One Lean text."""
 
     id: str
     code: str
 
 
-def _different(snippets: list[Snippet]) -> list[Snippet]:
-    if len({snippet.id for snippet in snippets}) < len(snippets):
-        raise ValueError("snippets must have unique ids")
-    return snippets
-
-
-class CheckRequest(BaseModel):
+class CheckRequest(Struct):
     """The request of clients of 2.x."""
 
-    snippets: Annotated[
-        list[Snippet],
-        FailFast(),
-        Field(min_length=1, max_length=_MOST_TEXTS),
-        AfterValidator(_different),
-    ]
+    snippets: Annotated[list[Snippet], Meta(min_length=1, max_length=_MOST_TEXTS)]
     timeout: Timeout = 30
     debug: bool = False
     reuse: bool = True
     infotree: Infotree | None = None
     environment: _Environment = None
 
-    model_config = _example(
-        snippets=[{"id": "a", "code": f"{THEOREM}h"}, {"id": "b", "code": f"{THEOREM}sorry"}],
-        timeout=20,
-    )
+    def __post_init__(self) -> None:
+        if len({snippet.id for snippet in self.snippets}) < len(self.snippets):
+            raise ValueError("snippets must have unique ids - at `$.snippets`")
 
 
-class Code(BaseModel):
+class Code(Struct, gc=False):
     """One Lean text of 1.x, in ``proof`` or, without it, in ``code``."""
 
     custom_id: str | int
@@ -93,31 +76,33 @@ class Code(BaseModel):
     code: str | None = None
 
 
-class VerifyRequest(BaseModel):
+class VerifyRequest(Struct):
     """The request of clients of 1.x."""
 
-    codes: Annotated[list[Code], FailFast(), Field(max_length=_MOST_TEXTS)]
+    codes: Annotated[list[Code], Meta(max_length=_MOST_TEXTS)]
     timeout: Timeout = 300
     infotree_type: Infotree | None = None
     disable_cache: bool = False
     environment: _Environment = None
 
-    model_config = _example(codes=[{"custom_id": 1, "proof": f"{THEOREM}h"}], timeout=60)
+
+DESCRIBED = (CheckRequest, VerifyRequest)
+EXAMPLES = {
+    "CheckRequest": {
+        "snippets": [{"id": "a", "code": f"{THEOREM}h"}, {"id": "b", "code": f"{THEOREM}sorry"}],
+        "timeout": 20,
+    },
+    "VerifyRequest": {"codes": [{"custom_id": 1, "proof": f"{THEOREM}h"}], "timeout": 60},
+}
+
+operations = Operations(tags=["Kimina Lean Server"])
 
 
-class _Route(OperationRoute):
-    bounds: ClassVar = {
-        CheckRequest: Bounds(CheckRequest.model_fields, items={"snippets": Snippet}),
-        VerifyRequest: Bounds(VerifyRequest.model_fields, items={"codes": Code}),
-    }
-
-
-operations = APIRouter(route_class=_Route, tags=["Kimina Lean Server"])
-
-
-@operations.post("/api/check/", include_in_schema=False)
-@operations.post("/api/check", summary="Check texts, as clients of 2.x ask for it")
-async def check(body: CheckRequest, request: Request, key: Submitter) -> Response:
+@operations.operation("/api/check/", CheckRequest, include_in_schema=False)
+@operations.operation(
+    "/api/check", CheckRequest, summary="Check texts, as clients of 2.x ask for it"
+)
+async def check(body: CheckRequest, request: Request, key: Key) -> Response:
     """Returns a result for each snippet, in order, once all have ended."""
     codes = [snippet.code for snippet in body.snippets]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree)
@@ -128,9 +113,9 @@ async def check(body: CheckRequest, request: Request, key: Submitter) -> Respons
     return json_response({"results": results})
 
 
-@operations.post("/one_pass_verify_batch", include_in_schema=False)
-@operations.post("/verify", summary="Check texts, as clients of 1.x ask for it")
-async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Response:
+@operations.operation("/one_pass_verify_batch", VerifyRequest, include_in_schema=False)
+@operations.operation("/verify", VerifyRequest, summary="Check texts, as clients of 1.x ask for it")
+async def verify(body: VerifyRequest, request: Request, key: Key) -> Response:
     """Returns a result for each code, in order, once all have ended."""
     codes = [code.code if code.proof is None else code.proof for code in body.codes]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree_type)
@@ -158,7 +143,7 @@ async def health() -> dict[str, str]:
 
 async def _ends(
     request: Request,
-    key: Submitter,
+    key: Key,
     codes: Sequence[str | None],
     timeout_s: int,
     environment: str | None,

@@ -8,62 +8,84 @@ these requests go straight to their handlers, whose arguments are always the sam
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from pydantic import Field, TypeAdapter, ValidationError
+from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leanq.errors import LeanQError
-from leanq.gateway.access import check_number, may
-from leanq.gateway.bodies import Bounds
+from leanq.gateway.access import may
+from leanq.gateway.bodies import Body, malformed, reference
 from leanq.gateway.connections import ClientGoneError, client_gone
 
 MAX_WAIT_S = 3600
 """The longest that one HTTP request may wait for an end, in seconds."""
 
+WAIT = (
+    "Seconds to wait for the end; a request that has not ended by then is answered with 202, runs "
+    "on, and can be fetched. Unless given, the end is waited for."
+)
+
 Handler = Callable[[Request], Awaitable[Response]]
 
-_wait: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(ge=0, le=MAX_WAIT_S)])
+_Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
 _submitter = may("submit")
 
 
-class OperationRoute(APIRoute):
-    """A route whose endpoint takes ``body``, ``request``, ``key`` and perhaps ``wait``.
+class Operations(APIRouter):
+    """A router of operations. ``handlers`` has them by their paths."""
 
-    ``bounds`` has the bounds of a body, by its model.
-    """
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.handlers: dict[str, tuple[BaseRoute, Handler]] = {}
 
-    bounds: ClassVar[Mapping[Any, Bounds]]
+    def operation(
+        self, path: str, kind: type[Struct], *, waits: bool = False, **described: Any
+    ) -> Callable[[Callable[..., Awaitable[Response]]], Any]:
+        """Adds a handler of POST. It takes a body of this ``kind``, the request and its key; and
+        ``wait`` in seconds or None, if it ``waits``."""
 
-    def get_route_handler(self) -> Any:
-        """Returns the handler; it raises the same errors as FastAPI's own."""
-        endpoint = self.endpoint
-        hints = get_type_hints(endpoint)
-        bodies: TypeAdapter[Any] = TypeAdapter(hints["body"])
-        bounds = self.bounds[hints["body"]]
-        may_wait = "wait" in hints
+        def decorate(endpoint: Callable[..., Awaitable[Response]]) -> Any:
+            handle = _handler(Body(kind), endpoint, waits=waits)
+            wait: dict[str, Any] = {"name": "wait", "in": "query", "description": WAIT}
+            wait["schema"] = {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}
+            self.add_api_route(
+                path,
+                handle,
+                methods=["POST"],
+                name=endpoint.__name__,
+                description=endpoint.__doc__,
+                openapi_extra={
+                    "requestBody": {"content": reference(kind), "required": True},
+                    "parameters": [wait] if waits else [],
+                },
+                **described,
+            )
+            self.handlers[path] = self.routes[-1], handle
+            return endpoint
 
-        async def handle(request: Request) -> Response:
-            key = await _submitter(request)
-            if not _is_json(request.headers.get("content-type")):
-                # Browsers ask the server before they send this type for another page; other types
-                # they just send.
-                raise HTTPException(415, "Content-Type must be application/json")
-            data = bounds.bounded(await request.body(), partial(check_number, key))
-            body = _valid("body", bodies.validate_json, data)
-            how = {}
-            if may_wait and (wait := request.query_params.get("wait")) is not None:
-                how["wait"] = _valid("query", _wait.validate_python, wait)
-            response: Response = await endpoint(body=body, request=request, key=key, **how)
-            return response
+        return decorate
 
-        return handle
+
+def _handler(body: Body, endpoint: Callable[..., Awaitable[Response]], *, waits: bool) -> Handler:
+    async def handle(request: Request) -> Response:
+        key = await _submitter(request)
+        if not _is_json(request.headers.get("content-type")):
+            # Browsers ask the server before they send this type for another page; other types they
+            # just send.
+            raise HTTPException(415, "Content-Type must be application/json")
+        read = body.read(await request.body())
+        if waits:
+            return await endpoint(read, request, key, _wait_of(request))
+        return await endpoint(read, request, key)
+
+    return handle
 
 
 def _is_json(content_type: str | None) -> bool:
@@ -73,18 +95,12 @@ def _is_json(content_type: str | None) -> bool:
     )
 
 
-def _valid(where: str, validate: Callable[[Any], Any], data: Any) -> Any:
+def _wait_of(request: Request) -> float | None:
+    wait = request.query_params.get("wait")
     try:
-        return validate(data)
-    except ValidationError as error:
-        raise RequestValidationError(
-            [{**each, "loc": (where, *each["loc"])} for each in details_of(error)]
-        ) from None
-
-
-def details_of(error: ValidationError) -> list[Any]:
-    """Returns what is wrong with an input, without the input."""
-    return [*error.errors(include_url=False, include_context=False, include_input=False)]
+        return None if wait is None else msgspec.convert(wait, _Wait, strict=False)
+    except msgspec.ValidationError as error:
+        raise malformed("query", error, "wait") from None
 
 
 class Direct:
@@ -96,17 +112,15 @@ class Direct:
         app: ASGIApp,
         owner: FastAPI,
         prefix: str,
-        operations: APIRouter,
+        operations: Operations,
         refuse: Callable[[Exception], Response],
     ) -> None:
         self._app = app
         self._owner = owner
         self._prefix = prefix
         self._refuse = refuse
-        self._handlers: dict[str, tuple[OperationRoute, Handler]] = {
-            prefix + route.path: (route, route.get_route_handler())
-            for route in operations.routes
-            if isinstance(route, OperationRoute)
+        self._handlers: Mapping[str, tuple[BaseRoute, Handler]] = {
+            prefix + path: handler for path, handler in operations.handlers.items()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

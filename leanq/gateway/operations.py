@@ -7,57 +7,47 @@ from typing import Any, cast
 
 from fastapi import HTTPException
 
-from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import Key
+from leanq.gateway.v1_bodies import OF_CHECKS, OPTIONS, Step, Verify
 from leanq.producer.request_builder import (
     Check,
     InEnvironment,
     PreparedRequest,
 )
 
-_SAME = (
-    *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
-    *("statements", "priority", "deadline_s", "campaign"),
-)
-_chosen = attrgetter(*(name for name in _SAME if name != "allow_axioms"), "traceparent")
+_chosen = attrgetter(*(name for name in (*OPTIONS, *OF_CHECKS) if name != "allow_axioms"))
 
 
 async def prepared_of(
-    body: models.Body, key: Key, access: Access, lean: GatewayClient
+    body: Any, key: Key, access: Access, lean: GatewayClient
 ) -> PreparedRequest[Any]:
     """Returns the request that a body asks for, on behalf of the key's tenant.
 
     Raises UsageError for a malformed field; else as :func:`options_of_state`.
     """
-    if not isinstance(body, models.Step):
+    if not isinstance(body, Step):
         return prepared_text(body, key, access, lean)
     state = access.state(key, body.state)
     where = await options_of_state(state, key, access, lean, body.environment)
     return lean.builder.step(state, body.tactic, {**_options_of(body), **where})
 
 
-def _options_of(body: models.Options) -> Check:
-    options = cast("Check", {name: getattr(body, name) for name in _SAME})
-    if body.traceparent is not None:
-        options["traceparent"] = body.traceparent
-    return options
+def _options_of(body: Any, *more: str) -> Check:
+    return cast("Check", {name: getattr(body, name) for name in (*OPTIONS, *more)})
 
 
-def prepared_text(
-    body: models.Check | models.Verify, key: Key, access: Access, lean: GatewayClient
-) -> PreparedRequest[Any]:
+def prepared_text(body: Any, key: Key, access: Access, lean: GatewayClient) -> PreparedRequest[Any]:
     """Does the same for bodies that need no look at the queue; raises as :func:`prepared_of`."""
     env = access.environment(key, body.environment)
     where: Check = {"tenant": key.tenant, "env": env}
-    if isinstance(body, models.Verify):
+    if isinstance(body, Verify):
         how: Check = {**_options_of(body), **where}
         return lean.builder.verify(body.target, body.code, body.theorems, body.holes, how)
     # This key is made for each text of a batch, and is cheaper than its options.
-    own: Check = {"goals": body.goals, "profile": body.profile}
-    chosen = (key.tenant, env, *own.values(), *_chosen(body), *body.allow_axioms)
-    checks = lean.checks(chosen, lambda: {**_options_of(body), **where, **own})
+    chosen = (key.tenant, env, *_chosen(body), *body.allow_axioms)
+    checks = lean.checks(chosen, lambda: {**_options_of(body, *OF_CHECKS), **where})
     return checks(body.code)
 
 

@@ -17,15 +17,16 @@ from starlette.requests import ClientDisconnect
 
 from leanq.errors import LeanQError
 from leanq.fleet.stats import FleetStats, fingerprints_of, fleet_stats
-from leanq.gateway import v1_models as models
+from leanq.gateway import v1_bodies as bodies
 from leanq.gateway.access import Access, Submitter, Watcher
 from leanq.gateway.batches import BatchResponse
+from leanq.gateway.bodies import describe, reference
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone, while_connected
 from leanq.gateway.fresh import Fresh
 from leanq.gateway.interface import access_of, json_response, lean_of, new_interface
 from leanq.gateway.keys import Key
-from leanq.gateway.operation_routes import MAX_WAIT_S, OperationRoute
+from leanq.gateway.operation_routes import MAX_WAIT_S, WAIT, Operations
 from leanq.gateway.operations import options_in, options_of_state, prepared_of
 from leanq.gateway.pending import Pending
 from leanq.gateway.problems import response_of
@@ -34,32 +35,18 @@ from leanq.queue.wire import info_of
 
 BATCH_PATH = "/v1/batch"
 
-Wait = Annotated[
-    float | None,
-    Query(
-        ge=0,
-        le=MAX_WAIT_S,
-        description="Seconds to wait for the end; a request that has not ended by then is answered "
-        "with 202, runs on, and can be fetched. Unless given, the end is waited for.",
-    ),
-]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description=WAIT)]
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {"description": "a problem", "content": {"application/problem+json": {}}}
 }
 _ENDS: dict[int | str, dict[str, Any]] = {
-    200: {"model": models.Result},
-    202: {"model": models.Pending, "description": "it has not ended yet"},
+    200: {"content": reference(bodies.Result)},
+    202: {"content": reference(bodies.Pending), "description": "it has not ended yet"},
     **_PROBLEMS,
 }
 
 router = APIRouter()
-
-
-class _V1Route(OperationRoute):
-    bounds = dict.fromkeys((models.Check, models.Verify, models.Step), models.BOUNDS)
-
-
-operations = APIRouter(route_class=_V1Route)
+operations = Operations()
 
 
 def make_v1(lean: GatewayClient, access: Access, ending: Ending) -> FastAPI:
@@ -69,6 +56,7 @@ def make_v1(lean: GatewayClient, access: Access, ending: Ending) -> FastAPI:
         app.add_exception_handler(kind, _problem)
     for gone in (ClientGoneError, ClientDisconnect):
         app.add_exception_handler(gone, client_gone)
+    describe(app, bodies.DESCRIBED, bodies.EXAMPLES)
     app.include_router(operations)
     app.include_router(router)
     return app
@@ -78,24 +66,30 @@ async def _problem(_: Request, error: Exception) -> Response:
     return response_of(error)
 
 
-@operations.post("/check", responses=_ENDS, summary="Lean's verdict on a text")
-async def check(
-    body: models.Check, request: Request, key: Submitter, wait: Wait = None
-) -> Response:
+@operations.operation(
+    "/check", bodies.Check, waits=True, responses=_ENDS, summary="Lean's verdict on a text"
+)
+async def check(body: Any, request: Request, key: Key, wait: float | None) -> Response:
     """Its messages and theorems, and for each `sorry` a goal with a state."""
     return await _submitted(body, request, key, wait)
 
 
-@operations.post("/verify", responses=_ENDS, summary="Whether a candidate proves a target")
-async def verify(
-    body: models.Verify, request: Request, key: Submitter, wait: Wait = None
-) -> Response:
+@operations.operation(
+    "/verify",
+    bodies.Verify,
+    waits=True,
+    responses=_ENDS,
+    summary="Whether a candidate proves a target",
+)
+async def verify(body: Any, request: Request, key: Key, wait: float | None) -> Response:
     """`failed` says which theorem failed by which rule."""
     return await _submitted(body, request, key, wait)
 
 
-@operations.post("/step", responses=_ENDS, summary="A tactic, tried on a state")
-async def step(body: models.Step, request: Request, key: Submitter, wait: Wait = None) -> Response:
+@operations.operation(
+    "/step", bodies.Step, waits=True, responses=_ENDS, summary="A tactic, tried on a state"
+)
+async def step(body: Any, request: Request, key: Key, wait: float | None) -> Response:
     """The next state with its goals; `accepted` if nothing is left to prove."""
     return await _submitted(body, request, key, wait)
 
@@ -141,7 +135,7 @@ async def export(
 
 @router.post(
     "/states",
-    responses={200: {"model": models.Imported}, **_PROBLEMS},
+    responses={200: {"content": reference(bodies.Imported)}, **_PROBLEMS},
     openapi_extra={
         "requestBody": {
             "content": {"application/octet-stream": {"schema": {"type": "string"}}},
@@ -158,7 +152,7 @@ async def import_(request: Request, key: Submitter, environment: str | None = No
     prepared = lean.builder.import_(exported, options_in(key, access, environment))
     reply = await while_connected(request, lean.patient_reply(key.tenant, prepared))
     prepared.read(reply)
-    return json_response({"state": access.sealed(key, reply).state})
+    return json_response(bodies.Imported(access.sealed(key, reply).state or ""))
 
 
 @router.post(
@@ -187,20 +181,16 @@ async def batch(request: Request, key: Submitter) -> Response:
     return BatchResponse(lean_of(request), access_of(request), key, events=events, ending=ending)
 
 
-@router.get("/status", responses={200: {"model": models.Status}, **_PROBLEMS})
+@router.get("/status", responses={200: {"content": reference(bodies.Status)}, **_PROBLEMS})
 async def status(request: Request, key: Watcher) -> Response:
     """The environments that the key may use, at this moment."""
     fleet: Fresh[list[FleetStats]] = request.app.state.fleet
-    return json_response(
-        {
-            "environments": _environments_for(key, await fleet.get()),
-            "tenant": key.tenant,
-            "outstanding": lean_of(request).outstanding(key.tenant),
-        }
-    )
+    environments = _environments_for(key, await fleet.get())
+    outstanding = lean_of(request).outstanding(key.tenant)
+    return json_response(bodies.Status(environments, key.tenant, outstanding))
 
 
-async def _submitted(body: models.Body, request: Request, key: Key, wait: float | None) -> Response:
+async def _submitted(body: Any, request: Request, key: Key, wait: float | None) -> Response:
     lean, access = lean_of(request), access_of(request)
     prepared = await prepared_of(body, key, access, lean)
     access.admit(key, 1, lean)
@@ -225,13 +215,11 @@ async def _answer(
 
 def _pending(name: str) -> Response:
     headers = {"Location": f"/v1/requests/{name}", "Retry-After": "1"}
-    return json_response(
-        {"request_id": name, "status": "pending"}, status_code=202, headers=headers
-    )
+    return json_response(bodies.Pending(name), status_code=202, headers=headers)
 
 
 def _result(request: Request, key: Key, reply: Reply, name: str) -> Response:
-    return json_response(models.result_of(access_of(request).sealed(key, reply), name))
+    return json_response(bodies.result_of(access_of(request).sealed(key, reply), name))
 
 
 async def _known(pending: Pending, wait: float) -> None:
@@ -240,26 +228,26 @@ async def _known(pending: Pending, wait: float) -> None:
     await pending.wait(wait)
 
 
-def _environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[dict[str, Any]]:
+def _environments_for(key: Key, clusters: Sequence[FleetStats]) -> list[bodies.EnvironmentStatus]:
     """Returns the environments that a key may use, for each cluster."""
     found = []
     for seen in clusters:
         names = key.environments
-        found += [each for each in _environments(seen) if not names or each["name"] in names]
+        found += [each for each in _environments(seen) if not names or each.name in names]
     return found
 
 
-def _environments(seen: FleetStats) -> list[dict[str, Any]]:
+def _environments(seen: FleetStats) -> list[bodies.EnvironmentStatus]:
     offers = [fingerprints_of(info_of(row.info)) for row in seen.status.workers if row.lease_s > 0]
     return [
-        {
-            "name": name,
-            "lean": info_of(seen.status.environments.get(name, b"")).get("lean"),
-            "fingerprint": next((each[name] for each in offers if name in each), None),
-            "waiting": stats.waiting,
-            "running": round(stats.running),
-            "workers": round(stats.workers),
-            "slots": round(stats.slots),
-        }
+        bodies.EnvironmentStatus(
+            name,
+            info_of(seen.status.environments.get(name, b"")).get("lean"),
+            next((each[name] for each in offers if name in each), None),
+            waiting=stats.waiting,
+            running=round(stats.running),
+            workers=round(stats.workers),
+            slots=round(stats.slots),
+        )
         for name, stats in sorted(seen.environments.items())
     ]

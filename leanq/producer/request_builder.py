@@ -46,7 +46,7 @@ class SubmitOptions(TypedDict, total=False):
         tenant: the tenant; tenants are served round-robin. The default is the client's own.
         priority: 0 (most urgent) to 2; the default is 1.
         deadline_s: seconds in the queue after which the verdict is ``expired``; the default is
-        none.
+            none.
         request_id: a name for the request; the same name again gives the same reply.
         traceparent: the caller's trace context (W3C), which the worker's log then names.
         campaign: the name under which ``leanq report cost`` also counts it.
@@ -54,7 +54,7 @@ class SubmitOptions(TypedDict, total=False):
             a client that records keeps them beside the request.
     """
 
-    traceparent: str
+    traceparent: str | None
     campaign: str
     labels: Mapping[str, Any]
     tenant: str
@@ -112,7 +112,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "priority": arguments.whole_number,
     "deadline_s": _optional(arguments.number),
     "request_id": _optional(arguments.text),
-    "traceparent": arguments.text,
+    "traceparent": _optional(arguments.text),
     "campaign": arguments.text,
     "labels": arguments.json_values,
     "env": arguments.text,

@@ -518,6 +518,7 @@ CHECKED = (
 WITH_GOALS = (*CHECKED, "tactics")
 PROFILED = ("request_id", "verdict", "reason", "profile", "messages", "cpu_s", "wall_s")
 VERIFIED = (*CHECKED, "failed")
+OVER_HTTP = (*VERIFIED, "state", "goals", "fingerprint", "audit_s", "profile")
 STEPPED = ("verdict", "reason", "state", "goals", "messages")
 
 

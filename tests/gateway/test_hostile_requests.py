@@ -179,7 +179,8 @@ def _cost(ask: Ask, path: str, data: bytes) -> tuple[float, int]:
         answer = ask(path, data, "application/json")
         took_s.append(time.thread_time() - began_s)
         memory.append(_memory("VmHWM") - before)
-        assert answer.status_code in (413, 422), answer.text
+        # What can be read finds no queue.
+        assert answer.status_code in (413, 422, 503), answer.text
     return min(took_s), max(memory)
 
 

@@ -24,7 +24,7 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.gateway.keys import KeyFile
-from leanq.gateway.v1_models import Result, result_of
+from leanq.gateway.v1_bodies import Result, result_of
 from leanq.producer.gateway_route import reply_of
 from leanq.queue.requests import (
     DeclarationTime,
@@ -157,7 +157,7 @@ def test_each_field_that_a_gateway_shows_comes_back() -> None:
         profile=Profile((DeclarationTime("t", 1, 2.5, (("simp", 2.0),)),), 7.0, "u"),
     )
     shown = json.loads(msgspec.json.encode(result_of(reply, "r")))
-    assert {*shown} == {*Result.model_fields}
+    assert {*shown} == {*Result.__struct_fields__}
     back = reply_of(shown)
     hidden = {"payload", "error", "warm", "content", "way", "spent", "submitted_ms"}
     for name in {*Reply.__struct_fields__} - hidden:

@@ -13,12 +13,12 @@ from fastapi import HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
 from leanq.errors import InvalidRequestError, UsageError
-from leanq.gateway import v1_models as models
 from leanq.gateway.keys import Key
 from leanq.gateway.operations import prepared_of
 from leanq.gateway.page import requests
 from leanq.gateway.page.routes import Handler, Page
 from leanq.gateway.page.viewers import Viewer
+from leanq.gateway.v1_bodies import Check, Verify
 from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import LEAST_WEIGHT, MOST_WEIGHT, OperatorQueue, send_again
 from leanq.queue.results import DeadLetter
@@ -31,11 +31,8 @@ async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Resp
     # Browsers send forms with these line ends; columns and lines must match the text.
     code, target = (form.get(name, "").replace("\r\n", "\n") for name in ("code", "target"))
     environment = form.get("environment") or None
-    body: models.Body
-    if target.strip():
-        body = models.Verify(code=code, target=target, environment=environment)
-    else:
-        body = models.Check(code=code, environment=environment)
+    texts = {"code": code, "target": target} if target.strip() else {"code": code}
+    body = (Verify if target.strip() else Check)(**texts, environment=environment)
     return await _sent(page, request, key, viewer, body)
 
 

@@ -14,12 +14,12 @@ from msgspec import structs
 from leanq.errors import LeanQError, UsageError, WireError
 from leanq.fleet import timeline
 from leanq.fleet.timeline import Timeline
-from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import Key
 from leanq.gateway.page.texts import LONGEST_LINE, marked_line, weight
 from leanq.gateway.page.viewers import Viewer
+from leanq.gateway.v1_bodies import Check
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
 from leanq.queue.operator_queue import OperatorQueue
@@ -167,7 +167,7 @@ def text_of(request: Request) -> str:
     return request.tactic if request.op == "step" else request.code
 
 
-def profile_of(found: Found) -> models.Check | None:
+def profile_of(found: Found) -> Any:
     """Returns the check that says where Lean spends its time in a request's text; None if there is
     no text to read again."""
     asked = found.request
@@ -175,7 +175,7 @@ def profile_of(found: Found) -> models.Check | None:
         return None
     how = {name: getattr(asked, name) for name in ("timeout_s", "memory_mb", "scratch_mb")}
     environment = found.environment or None
-    return models.Check(code=asked.code, environment=environment, profile=True, **how)
+    return Check(code=asked.code, environment=environment, profile=True, **how)
 
 
 @dataclass(frozen=True, slots=True)
