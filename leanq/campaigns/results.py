@@ -13,6 +13,7 @@ A record is a JSON object. Its fields, in this order:
 - ``failed``: only if the row has a target: the theorems of the target that are not proved.
 - ``axioms``, ``kernel``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``,
   ``audit_s``, ``fingerprint``, ``request_id``: the reply's.
+- ``tactics``: only if goals were asked for: the text's tactics, with the goals before each.
 - ``code_hash``: of the text that was accepted, or else of the first one that the verdict rests on.
   It has 16 hexadecimal digits, equal for equal texts with equal targets.
 - ``error``: why nothing was checked, as one line. Besides it the record has ``id``, ``line`` and
@@ -45,7 +46,7 @@ ANSWER = (
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ALWAYS = frozenset({"id", "line", "verdict"})
-_ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})
+_ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "tactics", "error"})
 
 
 def of_reply(row: Row, sample: int, text: str, reply: Reply) -> dict[str, Any]:
@@ -53,6 +54,8 @@ def of_reply(row: Row, sample: int, text: str, reply: Reply) -> dict[str, Any]:
     record = _head(row, sample) | reply_to_json(reply, ANSWER)
     if row.target is None:
         del record["failed"]
+    if reply.tactics:
+        record |= reply_to_json(reply, ("tactics",))
     record["code_hash"] = code_hash(row, text)
     return record
 
@@ -151,8 +154,10 @@ def _read_jsonl(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
-    schema = _schema(pyarrow(path)[0])
-    for row in ParquetFile(path).records(schema.names):
+    schema, file = _schema(pyarrow(path)[0]), ParquetFile(path)
+    # Results of an older release have no tactics.
+    names = [name for name in schema.names if name != "tactics" or name in file.columns]
+    for row in file.records(names):
         # A record without a hash has an error. In a reply's record, other nulls are values.
         lacks = row.keys() - _ALWAYS if row["code_hash"] is None else _ONLY_IF_KNOWN
         yield {name: row[name] for name in row if row[name] is not None or name not in lacks}
@@ -165,6 +170,7 @@ def _with_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 def _schema(arrow: Any) -> Any:
     text, number = arrow.string(), arrow.int64()
+    tactic = {"line": number, "column": number, "goals": arrow.list_(text)}
     columns = {
         "id": text,
         "line": number,
@@ -173,6 +179,7 @@ def _schema(arrow: Any) -> Any:
         "tags": arrow.list_(text),
         "holes": arrow.list_(text),
         **answer_columns(arrow),
+        "tactics": arrow.list_(arrow.struct(tactic)),
         **dict.fromkeys(("code_hash", "error"), text),
     }
     return arrow.schema(columns)

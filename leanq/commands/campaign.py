@@ -100,6 +100,11 @@ _described = options.combined(
         help="Cancel a problem's other attempts at its first success.",
     ),
     click.option(
+        "--goals",
+        is_flag=True,
+        help="Tell the goals before each tactic, too; export-traces makes rows of them.",
+    ),
+    click.option(
         "--replay",
         metavar="NAME",
         help="A replay memory that also gets the results.",
@@ -384,7 +389,9 @@ def _campaign(data: str, out: str | None, **how: Any) -> Any:
     if replay is not None:
         check_name("the replay memory", replay)
     plan = {name: how.pop(name) for name in ("window", "first_success")}
-    options: Any = {**how, "allow_axioms": list(how["allow_axioms"])}
+    # A campaign that was begun without the option goes on without it.
+    goals = {"goals": True} if how.pop("goals") else {}
+    options: Any = {**how, **goals, "allow_axioms": list(how["allow_axioms"])}
     return Campaign(data, out, fields, Plan(options, **plan), replay)
 
 

@@ -43,7 +43,7 @@ def prepared_text(body: Any, key: Key, access: Access, lean: GatewayClient) -> P
     env = access.environment(key, body.environment)
     where: Check = {"tenant": key.tenant, "env": env}
     if isinstance(body, Verify):
-        how: Check = {**_options_of(body), **where}
+        how: Check = {**_options_of(body, "goals"), **where}
         return lean.builder.verify(body.target, body.code, body.theorems, body.holes, how)
     # This key is made for each text of a batch, and is cheaper than its options.
     chosen = (key.tenant, env, *_chosen(body), *body.allow_axioms)

@@ -39,7 +39,7 @@ _TYPES: Mapping[str, Any] = {
 }
 
 OF_CHECKS = ("goals", "profile")
-"""Options that checks alone have."""
+"""Options of checks that steps lack."""
 
 _NOT_HERE = {"tenant", "labels", "env", "request_id"}
 OPTIONS = tuple(
@@ -63,7 +63,10 @@ def _described(name: str, kind: Any) -> Any:
 # Their fields are made of other declarations, so that a checker of types does not know them.
 Check: Any = _body("Check", "Lean's verdict on a text.", ("code",), *OF_CHECKS)
 Verify: Any = _body(
-    "Verify", "A candidate that has to prove a target.", ("code",), "target", "theorems", "holes"
+    "Verify",
+    "A candidate that has to prove a target.",
+    ("code",),
+    *("target", "theorems", "holes", "goals"),
 )
 Step: Any = _body("Step", "A tactic, tried on a state.", ("state", "tactic"))
 

@@ -277,14 +277,16 @@ class LeanDriver:
     async def _check(self, request: Request) -> Reply:
         opened = self.opened
         reply = await check(opened.lean, opened.auditor, request, request.code)
-        if request.goals and reply.verdict in LEAN_VERDICTS:
-            reply = await self._with_goals(reply, request)
+        reply = await self._with_goals(reply, request)
         if reply.verdict != "incomplete":
             return reply
         return await self._with_sorries(reply, lambda: opened.sorries(request, self._states))
 
     async def _with_goals(self, reply: Reply, request: Request) -> Reply:
-        """Adds the goals before each tactic, or a message that says why there are none."""
+        """Adds the goals before each tactic if they are asked for, or a message that says why there
+        are none."""
+        if not request.goals or reply.verdict not in LEAN_VERDICTS:
+            return reply
         try:
             tactics, cpu_s = await self.opened.documents.tactics(request, limits_of(request))
         except (LanguageServerError, SandboxError) as error:
@@ -303,7 +305,8 @@ class LeanDriver:
     async def _verify(self, request: Request) -> Reply:
         opened = self.opened
         target = await opened.targets.of_request(request)
-        return await check(opened.lean, opened.auditor, request, request.code, target=target)
+        reply = await check(opened.lean, opened.auditor, request, request.code, target=target)
+        return await self._with_goals(reply, request)
 
     async def _step(self, request: Request) -> Reply:
         return await self._until_available(lambda: self._stepped(request))

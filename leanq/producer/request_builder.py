@@ -88,7 +88,8 @@ class Check(InEnvironment, total=False):
             The text can then be ``accepted``; otherwise it is ``unverified``.
         statements: whether the reply's theorems have their statements (True). Printing them takes a
             part of a small check's time, and rewards do without.
-        goals: whether a check tells the goals before each tactic of the text's proofs (False).
+        goals: whether a check or a verification tells the goals before each tactic of the text's
+            proofs (False).
         profile: whether a check says where Lean spends its time, instead of being judged (False).
     """
 

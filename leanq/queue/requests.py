@@ -210,7 +210,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
             self._check_verify()
         elif op == "step" or op == "export":
             self._check_step()
-        if self.goals and self.op != "check":
+        if self.goals and self.op not in ("check", "verify"):
             raise InvalidRequestError(
                 f"a {self.op} does not tell the goals before tactics; ask for them with a check"
             )
@@ -251,7 +251,9 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
     @property
     def longest_run_s(self) -> float:
         """Returns after how many seconds a worker that still runs the request must be stuck."""
-        return self.delay_s + _LEAN_RUNS.get(self.op, 0) * self.wall_s + 60
+        # The text is read once more, and then the goals.
+        runs = _LEAN_RUNS.get(self.op, 0) + 2 * self.goals
+        return self.delay_s + runs * self.wall_s + 60
 
 
 def is_traceparent(text: str) -> bool:

@@ -33,6 +33,7 @@ from leanq.queue.requests import (
     Reply,
     Severity,
     Sorry,
+    Tactic,
     Theorem,
     Verdict,
     reply_to_json,
@@ -78,6 +79,9 @@ REPLIES = st.builds(
     theorems=st.lists(st.builds(Theorem, TEXTS, TEXTS), max_size=2).map(tuple),
     failed=st.lists(st.builds(Failure, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple),
     axioms=st.none() | st.lists(TEXTS, max_size=3).map(tuple),
+    tactics=st.lists(
+        st.builds(Tactic, COUNTS, COUNTS, st.lists(TEXTS, max_size=2).map(tuple)), max_size=2
+    ).map(tuple),
     fingerprint=st.none() | TEXTS,
     request_id=TEXTS,
     worker=TEXTS,
@@ -246,7 +250,7 @@ def test_parquet_has_all_columns_whatever_the_records_have(tmp_path: Path) -> No
     write_results(str(path), [of_error(BadRow(1, 5, "no JSON"), None, "no JSON")])
     table = pq.read_table(path)
     assert table.column_names[:6] == ["id", "line", "sample", "problem", "tags", "holes"]
-    assert {*REPLY_FIELDS, "error"} == set(table.column_names[6:])
+    assert {*REPLY_FIELDS, "tactics", "error"} == set(table.column_names[6:])
     assert table.schema.field("id").type == pa.string()
     [row] = table.to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
@@ -254,6 +258,10 @@ def test_parquet_has_all_columns_whatever_the_records_have(tmp_path: Path) -> No
         "line": 1,
         "error": "no JSON",
     }
+    # As an older release has written it.
+    pq.write_table(table.drop_columns(["tactics"]), path)
+    [record] = read_results(str(path))
+    assert record == {"id": "5", "line": 1, "verdict": None, "error": "no JSON"}
 
 
 def test_what_is_no_text_is_replaced_in_parquet(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,24 @@ def test_proofs_become_training_data(terminal: Terminal, fleet: Settings) -> Non
             if row["verdict"] == verdict
         ] == steps
     assert {row["problem"] for row in rows} == {"1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_campaign_of_proofs_becomes_training_data(client: Terminal, ending: str) -> None:
+    data = client.folder / "data.jsonl"
+    row = {"id": 1, "statement": "theorem t (p : Prop) (h : p) : p := by sorry"}
+    codes = [f"theorem t (p : Prop) (h : p) : p := by\n  {how} h\n" for how in ("exact", "nope")]
+    data.write_text(json.dumps({**row, "code": codes}) + "\n")
+    out = f"results.{ending}"
+    command = ("campaign", "run", str(data), "--out", out, "--target-field", "statement", "--goals")
+    assert client.run(*command).code == 1
+    assert client.run("export-traces", out, "--out", "traces").code == 0
+    rows = read_traces(Path(client.folder, "traces"))
+    before = ["p : Prop\nh : p\n⊢ p"]
+    assert [
+        (row["op"], row["text"], row["goals_before"], row["goals_after"])
+        for row in rows
+        if row["op"] == "tactic"
+    ] == [("tactic", "exact h", before, []), ("tactic", "nope h", before, None)]
+    assert [row["op"] for row in rows] == ["verify", "tactic"] * 2

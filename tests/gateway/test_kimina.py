@@ -130,11 +130,12 @@ async def test_the_goals_before_tactics_by_our_own_interface_and_client(
     assert "tactics" not in (await gateway.http.post("/v1/check", json={"code": "-- x"})).json()
     async with AsyncLeanQClient(gateway.url) as lean:
         assert (await lean.check("-- goals", goals=True)).tactics == tactics
+        assert (await lean.verify("-- target", "-- goals", goals=True)).tactics == tactics
         with pytest.raises(InvalidRequestError, match="a step does not tell the goals"):
             await lean.step("0" * 64, "exact h", goals=True)
         with pytest.raises(InvalidRequestError, match="goals must be"):
             await lean.check("-- x", goals="all")  # type: ignore[arg-type]
-    assert [request.goals for request in scripted.seen] == [True, False, True]
+    assert [request.goals for request in scripted.seen] == [True, False, True, True]
 
 
 def _with(**fields: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.recording import SUFFIX, Recorded, read_journal
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, RequestBuilder
-from leanq.queue.requests import reply_to_json
+from leanq.queue.requests import Tactic, reply_to_json
 from leanq.queue.settings import Settings
 
 
@@ -69,7 +69,10 @@ def of_campaign(
             made = builder.check(code, options)
         else:
             made = builder.verify(row.target, code, (), row.holes, options)
-        yield rows.trace(origin, made.request, record)
+        traced = rows.trace(origin, made.request, record)
+        yield traced
+        tactics = (Tactic(**each) for each in record.get("tactics", ()))
+        yield from rows.of_tactics(traced, [*tactics])
 
 
 def is_recorded(source: str) -> bool:
