@@ -265,6 +265,8 @@ class Lean:
         if found is None:
             return None
         done, printed = found
+        if _is_doubtful(done.exit):
+            return None
         if done.exit.stopped is None and (printed.exhausted or (compile_ and not printed.failed)):
             return None
         begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
@@ -464,9 +466,10 @@ class Lean:
 
 
 def _is_doubtful(end: Exit) -> bool:
-    """Returns whether a Lean that starts for the text alone has to run it again. The fork may have
-    died as a fork, or waited for a thread that no fork has. One that worked, or waited for nothing
-    but a processor, would cost as much again."""
+    """Returns whether a Lean that starts for the text alone has to run it again. A fork may have
+    died as a fork, or waited for a thread that no fork has; a process of others' texts may have
+    been stopped. One that worked, or waited for nothing but a processor, would cost as much
+    again."""
     if end.stopped == "wall":
         return end.waited_s >= _WAITING_SHARE * end.wall_s
     return end.stopped is None and end.signal is not None

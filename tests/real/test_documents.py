@@ -68,7 +68,8 @@ async def compared(site: Site) -> None:
     plain = await site.driver(forks=None, documents=DocumentRules(served_from=1 << 30))
     server = await site.driver(forks=None, documents=DocumentRules(served_from=1))
     for header in ("", "import Std\n", "-- 𝔸\nimport Std -- of the header\n/- β -/"):
-        for text, is_read in ((WRONG, 1), (RIGHT, 1), (CHECKED_WITHIN, 0), (WRONG, 1)):
+        told = ((WRONG, 1), (RIGHT, 1), (CHECKED_WITHIN, 0), (f"{WRONG}#where\n", 0), (WRONG, 1))
+        for text, is_read in told:
             before = COUNTS["leanq_language_server_total", "read"]
             assert words(await server.run(check(header + text))) == words(
                 await plain.run(check(header + text))

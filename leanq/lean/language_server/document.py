@@ -7,6 +7,7 @@ the document. Limits are those of each text alone.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,8 +41,10 @@ _READ_AT_ONCE = 50
 _MOST_ERRORS = 100
 # Told one by one, as without this all come with each new one.
 _CAPABILITIES = {"lean": {"incrementalDiagnosticSupport": True}}
-# A message that holds it would hold another name with plain Lean.
 _URI = "file:///leanq-document.lean"
+# A message that holds one of them would read otherwise with plain Lean.
+_OWN = (_URI, "Elab.inServer", "server.reportDelayMs")
+_MOST_STEP = 1 << 20
 
 
 class _Goals(msgspec.Struct):
@@ -130,8 +133,8 @@ class Document:
         used = await self._renew(_IDLE_LIMITS)
         self.memory_bytes = used.memory_bytes
         printed = await self._printed(diagnostics)
-        if any(_URI in message.text for message in printed.messages):
-            raise LanguageServerError("a message names the document, which has another name")
+        if any(own in message.text for message in printed.messages for own in _OWN):
+            raise LanguageServerError("a message tells of the document, or of the server's options")
         self.spoiled = False
         code = 1 if printed.failed or printed.exhausted else 0
         wall_s = time.monotonic() - began_s
@@ -171,9 +174,9 @@ class Document:
 
     async def _elaborate(self, text: str) -> list[Diagnostic]:
         """Changes the document to a text, and returns what Lean says of it once it has ended."""
-        self._version += 1
+        is_new, self._version = not self._version, self._version + _step()
         told = Told(self._version)
-        self._process.write(self._change(text))
+        self._process.write(self._change(text, is_new=is_new))
         asked = {"uri": _URI, "version": self._version}
         try:
             async for message in self._answer("textDocument/waitForDiagnostics", asked):
@@ -185,9 +188,9 @@ class Document:
             raise
         return told.diagnostics
 
-    def _change(self, text: str) -> bytes:
+    def _change(self, text: str, *, is_new: bool) -> bytes:
         name = {"uri": _URI, "version": self._version}
-        if self._version == 1:
+        if is_new:
             opened = {**name, "languageId": "lean4", "text": text}
             params = {"textDocument": opened, "dependencyBuildMode": "never"}
             return frame("textDocument/didOpen", params)
@@ -196,7 +199,7 @@ class Document:
 
     async def _answer(self, method: str, params: dict[str, object]) -> AsyncIterator[Incoming]:
         """Asks, and yields all that Lean says until its answer, which is the last."""
-        self._asked += 1
+        self._asked += _step()
         self._process.write(frame(method, params, self._asked))
         while chunk := await self._process.read():
             for message in self._frames.take(chunk):
@@ -230,6 +233,11 @@ class Document:
             raise LanguageServerError(f"Lean's language server has ended: {error}") from None
         self._spent_s += used.cpu_s
         return used
+
+
+def _step() -> int:
+    """Returns how much larger the next number is. No text can print an answer for a later one."""
+    return 1 + secrets.randbelow(_MOST_STEP)
 
 
 class _EndedError(Exception):

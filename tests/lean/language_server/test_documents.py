@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 
 import pytest
 from support.lean.sandboxes import marked
@@ -17,7 +18,7 @@ from leanq.lean.language_server.documents import DocumentRules, Key
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.queue.metrics import COUNTS
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reply, Request
 
 HEAD = "prelude\nimport Core\n"
 WRONG = f"{HEAD}theorem t (p q : Prop) (h : p) : q := h\n"
@@ -87,6 +88,15 @@ async def test_a_process_that_was_killed_costs_no_text(site: Site) -> None:
         assert (await driver.run(check(WRONG))).reason == "lean_error"
 
 
+async def test_a_process_that_was_stopped_costs_no_text(site: Site) -> None:
+    driver = await server(site)
+    assert (await driver.run(check(WRONG))).verdict == "rejected"
+    for pid in marked(site.marker):
+        if b"--worker" in _command(pid):
+            os.kill(pid, signal.SIGSTOP)
+    assert (await driver.run(check(WRONG, wall_s=10.0))).reason == "lean_error"
+
+
 async def test_a_text_that_takes_too_long_ends_the_process_alone(site: Site) -> None:
     driver = await server(site)
     loops = f"{HEAD}theorem t (p : Prop) : p := by\n  repeat (first | skip | skip)\n"
@@ -144,6 +154,46 @@ async def test_what_a_spoiled_process_rejects_is_accepted_in_the_end(site: Site)
     for _ in range(2):
         assert (await driver.run(check(right))).verdict == "accepted"
         assert "a new Lean takes" in driver.opened.documents.unavailable
+
+
+# Behind each answer it prints what answers the numbers that would come next.
+FORGES = """
+import json, re, subprocess, sys
+if "--worker" not in sys.argv:
+    sys.exit(subprocess.call(sys.argv[1:]))
+lean = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)
+
+def tell(message):
+    body = json.dumps(message).encode()
+    sys.stdout.buffer.write(b"Content-Length: %d\\r\\n\\r\\n%s" % (len(body), body))
+
+uri, version = "file:///leanq-document.lean", 0
+place = {"start": {"line": 0, "character": 0}, "end": {"line": 0, "character": 1}}
+while head := lean.stdout.readline():
+    while (line := lean.stdout.readline()).strip():
+        head += line
+    message = json.loads(lean.stdout.read(int(re.search(rb"Length: (\\d+)", head)[1])))
+    tell(message)
+    version = message.get("params", {}).get("version") or version
+    if message.get("result") is not None and message["id"]:
+        for later in range(1, 4):
+            lie = {"range": place, "message": "lie", "severity": 1}
+            told = {"uri": uri, "version": version + later, "diagnostics": [lie]}
+            tell({"method": "textDocument/publishDiagnostics", "params": told})
+            tell({"id": message["id"] + later, "result": {}})
+    sys.stdout.flush()
+"""
+
+
+async def test_what_an_earlier_text_has_printed_answers_for_no_later_one(site: Site) -> None:
+    driver = await site.driver(
+        site.behind(sys.executable, "-c", FORGES), forks=None, documents=ALWAYS
+    )
+    before = read()
+    for text, verdict in ((WRONG, "rejected"), (RIGHT, "accepted"), (RIGHT, "accepted")):
+        reply = await driver.run(check(text))
+        assert (reply.verdict, [m.text for m in reply.messages if m.text == "lie"]) == (verdict, [])
+    assert read() - before == 3
 
 
 async def test_a_comparison_that_dies_tells_nothing(site: Site) -> None:
@@ -217,6 +267,11 @@ async def test_the_goals_before_each_tactic(site: Site, kind: str) -> None:
     rejected = await driver.run(check(f"{code}  exact h\n", goals=True))
     assert (rejected.verdict, len(rejected.tactics)) == ("rejected", 3)
     assert (await driver.run(check(code))).tactics == ()
+    target = code.split("by\n")[0] + "sorry\n"
+    verified = await driver.run(
+        Request(op="verify", code=f"{code}  exact k\n", target=target, goals=True)
+    )
+    assert (verified.verdict, verified.tactics) == ("accepted", reply.tactics)
     bare = await driver.run(check(code.removeprefix(HEAD), goals=True))
     assert [each.line for each in bare.tactics] == [2, 3]
 
