@@ -283,7 +283,7 @@ async def test_no_hidden_module_tells_what_a_text_may_do(
     source = "prelude\nimport Helpers\ntheorem own : True := True.intro\n"
     lean.compile(source, name="Own", folder=tmp_path)
     environment = with_folders(core, (library, tmp_path, *core.search_path))
-    driver = await site.driver(environment)
+    driver = await site.driver(environment, forks=None)
     code = f"prelude\nimport Own\n{NAMED_AS_A_TACTIC}\ntheorem t : True := own\n"
     reply = await driver.run(check(code))
     assert reply.verdict == "unverified", reply.messages
@@ -293,7 +293,9 @@ async def test_no_hidden_module_tells_what_a_text_may_do(
 async def test_a_text_with_such_a_word_is_unverified(
     cache: Path, site: Site, library: Path
 ) -> None:
-    driver = await site.driver(open_environment("own", library, cache=cache, environ={}))
+    # Where nobody sees what Lean evaluates.
+    environment = open_environment("own", library, cache=cache, environ={})
+    driver = await site.driver(environment, forks=None)
     for text, verdict in (
         (NAMED_AS_A_TACTIC, "unverified"),
         ("-- trace x", "accepted"),
@@ -309,3 +311,13 @@ async def test_a_text_with_such_a_word_is_unverified(
         code = f"prelude\nimport Own\n{text}\ntheorem t : True := own\n"
         reply = await driver.run(check(code))
         assert reply.verdict == verdict, (text, reply.messages)
+
+
+@pytest.mark.slow
+async def test_where_it_is_seen_what_ran_no_word_alone_is_a_program(
+    cache: Path, site: Site, library: Path
+) -> None:
+    driver = await site.driver(open_environment("own", library, cache=cache, environ={}))
+    for text in (NAMED_AS_A_TACTIC, f"{CONFIGURED} configured! (speed := f)"):
+        reply = await driver.run(check(f"prelude\nimport Own\n{text}\ntheorem t : True := own\n"))
+        assert reply.verdict == "accepted", (text, reply.messages)
