@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +44,7 @@ from leanq.lean.examples import (
     writes_sorry,
 )
 from leanq.lean.process import Evaluated, Lean, Run, Slot, limits_of, olean
-from leanq.lean.syntax import Header, split_header
+from leanq.lean.syntax import Header, place_of, split_header, tokens
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Reason, Reply, Request, Theorem
 from leanq.queue.tasks import run_apart
@@ -54,6 +56,9 @@ _NOTES = "notes.ilean"
 _MOST_NOTES_BYTES = 64 << 20
 _HEADERS_REMEMBERED = 256
 _MOST_LOGGED = 500
+_MOST_SHOWN = 80
+# What Lean puts around the name of a declaration that it makes up or hides.
+_MADE_UP = re.compile(r"^_private\..*?\.0\.|\._@\..*")
 _AT_ONCE_CHARS, _AT_ONCE_BYTES = 1000, 1 << 18
 
 log = logging.getLogger("leanq.worker")
@@ -73,23 +78,32 @@ class Auditor:
         its words."""
         return await self._told_by_words(runs_programs, code)
 
-    async def ran_programs(self, code: str, runs: Sequence[Evaluated | None]) -> str | None:
+    async def ran_programs(
+        self, code: str, runs: Sequence[Evaluated | None], places: Sequence[tuple[int, int] | None]
+    ) -> str | None:
         """Returns what shows that a text ran programs of its own, or could have where nobody has
         watched one of its runs.
 
         Args:
             runs: what Lean evaluated in each run; None if nobody watched.
+            places: where the text declares each of :func:`_ran`, by its compiled file.
         """
+        at = dict(zip(_ran(runs), places, strict=False))
         seen = [each for each in runs if each is not None]
-        if free := next((each.free for each in seen if each.free), ""):
-            return f"it ran {free} while it was compiled"
-        first = next((each.first for each in seen if each.first), "")
-        is_clear = len(seen) == len(runs) and not first
-        word = await self._told_by_words(acts_outside if is_clear else runs_programs, code)
+        free = next((each.free for each in seen if each.free), "")
+        ran = free or next((each.first for each in seen if each.first), "")
+        is_clear = len(seen) == len(runs) and not ran
+        word = None
+        if not free or at.get(free) is None:
+            judging = partial(runs_programs, is_watched=len(seen) == len(runs) and not free)
+            word = await self._told_by_words(acts_outside if is_clear else judging, code)
+        said = f"it ran `{_MADE_UP.sub('', ran)}`{_shown(code, at.get(ran))}" if ran else ""
         if word is None:
-            return None
-        ran = f", and it ran {first}" if first else ""
-        return f"{word!r} lets it run programs while it is compiled{ran}"
+            return f"{said} while it was compiled" if free else None
+        where = _shown(code, _place_of_word(code, word))
+        return (
+            f"{word!r}{where} lets it run programs while it is compiled{said and f', and {said}'}"
+        )
 
     async def _told_by_words(
         self, rule: Callable[[str, Evaluators], str | None], code: str
@@ -238,6 +252,7 @@ class Compilation:
         limits, tenant = limits_of(self.request), self.request.tenant
         ending, prints = self._ended.name, self.request.statements
         order: dict[str, Any] = {"ending": ending, "tenant": tenant, "statements": prints}
+        order["ran"] = _ran(self._evaluated)
         if self.target is not None:
             order |= self.target.order() | {"allowed": self.request.allow_axioms}
             return await judges.ask(self._header, [self.target.file, file], order, limits)
@@ -249,7 +264,9 @@ class Compilation:
                 "op": "examples",
             }
             return await judges.ask(self._header, [file, self._named], order, limits)
-        return await judges.judge(self._header, file, ending, limits, tenant, statements=prints)
+        return await judges.judge(
+            self._header, file, ending, limits, tenant, statements=prints, ran=order["ran"]
+        )
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
         if found.limit:
@@ -290,7 +307,7 @@ class Compilation:
             text = f"it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
         if self.target is None:
-            why = await auditor.ran_programs(self._ended.code, self._evaluated)
+            why = await auditor.ran_programs(self._ended.code, self._evaluated, found.ran_at)
             if why is not None:
                 return _programmed(reply, why, trusted=self.request.trust_programs)
         return reply
@@ -332,6 +349,29 @@ class Compilation:
         self._evaluated.append(run.evaluated)
         self._examples, self._named = examples, await _parts(olean(slot))
         return reply
+
+
+def _ran(runs: Sequence[Evaluated | None]) -> list[str]:
+    """Returns the constants of a text's own that its runs have told."""
+    told = (name for each in runs if each is not None for name in (each.first, each.free))
+    return [*dict.fromkeys(name for name in told if name)]
+
+
+def _place_of_word(code: str, word: str) -> tuple[int, int] | None:
+    starts = (token.start for token in tokens(code) if code.startswith(word, token.start))
+    offset = next(starts, -1)
+    return None if offset < 0 else place_of(code, offset)
+
+
+def _shown(code: str, place: tuple[int, int] | None) -> str:
+    """Returns a place in a text, and its line."""
+    lines = code.split("\n")
+    if place is None or not 0 < place[0] <= len(lines):
+        return ""
+    line, column = place
+    words = lines[line - 1].strip()
+    cut = f"{words[:_MOST_SHOWN]}…" if len(words) > _MOST_SHOWN else words
+    return f" (line {line}, column {column}: {cut})"
 
 
 async def _parts(path: Path) -> Parts:

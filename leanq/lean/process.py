@@ -67,7 +67,7 @@ class Evaluated:
     def of(cls, reports: Sequence[str]) -> Evaluated:
         first = reports[0] if reports else ""
         free = next((each for each in reports if each.startswith(FREE.decode())), "")
-        return cls(*(each and f"`{_PART.sub('', each[1:])}`" for each in (first, free)))
+        return cls(*(_PART.sub("", each[1:]) for each in (first, free)))
 
 
 @dataclass(frozen=True, slots=True)

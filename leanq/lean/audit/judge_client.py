@@ -75,6 +75,7 @@ class Judgement(msgspec.Struct, frozen=True):
         unsettled: names that may mean something else than the kernel takes for granted, and why.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
+        ran_at: where the text declares each constant that it ran: the line and the column.
         kernel: the version of the Lean whose kernel judged; None where none did.
         cpu_s: CPU seconds that judging took.
         peak_bytes: the most memory that the judge's fork has held so far, Lean's library and header
@@ -96,6 +97,7 @@ class Judgement(msgspec.Struct, frozen=True):
     unsettled: dict[str, str] = {}
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
+    ran_at: tuple[tuple[int, int] | None, ...] = ()
     kernel: str | None = None
     cpu_s: float = 0.0
     peak_bytes: int = 0
@@ -227,17 +229,20 @@ class Judges:
         tenant: str | None = None,
         *,
         statements: bool = True,
+        ran: Sequence[str] = (),
     ) -> Judgement:
         """Judges whether the file compiled from a text with this header is proved.
 
         Args:
             tenant: whose file it is; None: no other file is judged in its process.
             statements: whether to print those of its theorems.
+            ran: constants that the text ran, whose places are wanted.
 
         Raises:
             SandboxError: this machine failed.
         """
         order = {"op": "judge", "ending": ending, "tenant": tenant, "statements": statements}
+        order["ran"] = ran
         return await self.ask(header, [file], order, limits)
 
     async def axioms(

@@ -195,6 +195,7 @@ class _Bench:
             "survey": _surveyed(*surveys),
             **self._told(len(stated)),
             "nodes": nodes,
+            "ran_at": _declared_at(image, order.get("ran", ())),
         }
 
     def _verify(self, target: Image, candidate: Image, order: dict[str, Any]) -> dict[str, Any]:
@@ -423,6 +424,20 @@ def _check_examples(
             # Lean shares what it makes itself.
             if of[each] not in (None, of[name]) and not is_leans_own(each, constants):
                 raise _told_apart(f"{display(name)} uses one of them")
+
+
+def _declared_at(image: Image, ran: Sequence[str]) -> list[tuple[int, int] | None]:
+    """Returns where a file's text declares constants, or what Lean made them of."""
+    if not ran:
+        return []
+    at = {".".join(map(str, name)): whole for name, (whole, _) in places(image).items()}
+    found: list[tuple[int, int] | None] = []
+    for name in ran:
+        parts = name.split(".")
+        behind = (at.get(".".join(parts[:count])) for count in range(len(parts), 0, -1))
+        place = next(filter(None, behind), None)
+        found.append(place and (place.line, place.column))
+    return found
 
 
 def _disagreement(

@@ -257,17 +257,19 @@ def acts_outside(code: str, found: Evaluators = _NONE) -> str | None:
     return match and match[0]
 
 
-def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
+def runs_programs(code: str, found: Evaluators = _NONE, *, is_watched: bool = False) -> str | None:
     """Returns the part of a text that lets it run programs of its own; None if there is none.
 
     Args:
         found: the findings in the environment's libraries.
+        is_watched: whether it is known that each value that Lean evaluated of it is data. Then a
+            number in a configuration is one, whatever field it stands in.
     """
     if (doubtful := _hint(code, found)) is None:
         return None
     # Nothing that is imported counts before the imports' end.
     bare = bare_text(code[split_header(code).end_offset :], found.tokens)
-    return doubtful if bare is None else _in_bare(code, bare, found)
+    return doubtful if bare is None else _in_bare(code, bare, found, is_watched=is_watched)
 
 
 def _hint(code: str, found: Evaluators) -> str | None:
@@ -292,7 +294,7 @@ def _hint(code: str, found: Evaluators) -> str | None:
     )
 
 
-def _in_bare(code: str, bare: BareText, found: Evaluators) -> str | None:
+def _in_bare(code: str, bare: BareText, found: Evaluators, *, is_watched: bool) -> str | None:
     """Returns a part of a text without comments, strings and imports."""
     words = bare.words
     names_lean = any("Lean" in word.text for word in words)
@@ -314,7 +316,7 @@ def _in_bare(code: str, bare: BareText, found: Evaluators) -> str | None:
     return (
         _unseen(code, found)
         or _attribute(bare.text, found.attributes, is_bare=True)
-        or _configuration(bare.text, found)
+        or _configuration(bare.text, found, is_watched=is_watched)
     )
 
 
@@ -423,11 +425,12 @@ def _split(content: str) -> list[str]:
     return [*items, content[start:]]
 
 
-def _configuration(code: str, found: Evaluators) -> str | None:
+def _configuration(code: str, found: Evaluators, *, is_watched: bool) -> str | None:
     """Returns a tactic's configuration that is no literal, or a rule that is a program."""
     for match in _patterns(tuple(found.fields))[1].finditer(code):
         start = match.start()
-        if match["end"] and _is_literal(code, code[start : match.start("value")], match):
+        name = code[start : match.start("value")]
+        if match["end"] and _is_literal(code, name, match, takes_numbers=is_watched):
             continue
         before = _without_path(code[max(0, start - _MAX_GAP_CHARS) : start])
         if before.rstrip().endswith("(") and not _is_argument(before, found):
@@ -474,8 +477,12 @@ def _count(code: str, word: str) -> int:
     return len(re.findall(rf"(?<!\w){word}(?!\w)", code))
 
 
-def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
-    """Returns whether a configuration's value is a literal with its usual meaning."""
+def _is_literal(code: str, name: str, match: re.Match[str], *, takes_numbers: bool) -> bool:
+    """Returns whether a configuration's value is a literal with its usual meaning.
+
+    Args:
+        takes_numbers: whether any field may have one.
+    """
     value = match["value"]
     if match["end"] != ")" or not _LITERAL.fullmatch(value):
         return False
@@ -484,7 +491,9 @@ def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
     if changes_values:
         return False
     item = f"{name}{value}"
-    if name.startswith(("native", "«native")) or _NUMBER.search(_OF_NUMBERS.sub("", item)):
+    if name.startswith(("native", "«native")):
+        return False
+    if not takes_numbers and _NUMBER.search(_OF_NUMBERS.sub("", item)):
         return False
     if changes_truth and re.search(r"true|false", value):
         return False

@@ -236,6 +236,14 @@ def test_texts_that_cannot(code: str) -> None:
     assert runs_programs(code) is None
 
 
+def test_any_field_may_have_a_number_where_values_are_known_to_be_data() -> None:
+    code = "theorem t (n : Nat) : n + 0 = n := by simp (config := { depth := 7 })"
+    assert runs_programs(code)
+    assert runs_programs(code, is_watched=True) is None
+    assert runs_programs(f"instance : OfNat Nat 7 := f\n{code}", is_watched=True)
+    assert runs_programs(code.replace("7", "f 7"), is_watched=True)
+
+
 def test_the_repositorys_own_texts_run_no_programs() -> None:
     folders = ("examples", "tests/samples")
     texts = [path for folder in folders for path in (ROOT / folder).rglob("*.lean")]

@@ -32,25 +32,23 @@ TEXTS = {
     "def fast (_ : Nat) : Nat := 1\n@[implemented_by fast] def slow (_ : Nat) : Nat := 2": NOTHING,
     "unsafe def forever : Nat := forever": NOTHING,
     '@[extern "lean_io_exit"] opaque IO.Process.exit : Lean.Macro := fun _ _ _ => .none': NOTHING,
-    'syntax "another" : term': Evaluated("`termAnother`"),
+    'syntax "another" : term': Evaluated("termAnother"),
     'syntax (name := mine) "another" : term\n'
-    '@[macro mine, extern "x"] opaque f : Lean.Macro := fun _ _ _ => .none': Evaluated(
-        "`mine`", "`f`"
-    ),
-    f"{SYNTAX}def mine : Lean.Syntax := .missing{ASKED}": Evaluated("`mine`", "`mine`"),
+    '@[macro mine, extern "x"] opaque f : Lean.Macro := fun _ _ _ => .none': Evaluated("mine", "f"),
+    f"{SYNTAX}def mine : Lean.Syntax := .missing{ASKED}": Evaluated("mine", "mine"),
     f'{SYNTAX}def other : Lean.Syntax := .atom .none "x"\ndef mine := other{ASKED}': Evaluated(
-        "`mine`", "`other`"
+        "mine", "other"
     ),
     f"{SYNTAX}def make (_ : Nat) : Lean.Syntax := .missing\ndef mine := make 1{ASKED}": Evaluated(
-        "`mine`", "`mine`"
+        "mine", "mine"
     ),
     f"{SYNTAX}@[noinline] def Lean.Name.mkNum (_ : Nat) : Lean.Syntax := .missing\n"
-    f"def mine := Lean.Name.mkNum 1{ASKED}": Evaluated("`mine`", "`Lean.Name.mkNum`"),
+    f"def mine := Lean.Name.mkNum 1{ASKED}": Evaluated("mine", "Lean.Name.mkNum"),
     # By its name it is the tactic of a field, which words look for.
     f"{SYNTAX}def mine._autoParam : Lean.Syntax := .missing"
-    f"{ASKED.replace('mine', 'mine._autoParam')}": Evaluated("`mine._autoParam`"),
+    f"{ASKED.replace('mine', 'mine._autoParam')}": Evaluated("mine._autoParam"),
     f'{SYNTAX}@[extern "x"] opaque mine : Lean.Syntax := .missing{ASKED}': Evaluated(
-        "`mine`", "`mine`"
+        "mine", "mine"
     ),
 }
 
@@ -82,8 +80,18 @@ async def test_a_text_that_ran_nothing_is_accepted_whatever_its_words(site: Site
     ):
         reply = await driver.run(check(f"{HEADER}{text}\ntheorem t : True := True.intro\n"))
         assert (reply.verdict, reply.reason) == said, (text, reply.messages)
-    texts = [message.text for message in reply.messages]
-    assert texts == []
+    assert reply.messages == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_the_message_says_what_ran_and_where(site: Site) -> None:
+    driver = await site.driver()
+    reply = await driver.run(check(f'{HEADER}-- macro\n\nsyntax "another" : term\n'))
+    assert reply.reason == "runs_programs"
+    where = '(line 5, column 0: syntax "another" : term)'
+    said = f"but 'syntax' {where} lets it run programs while it is compiled, and it ran"
+    assert f"{said} `termAnother` {where}, so" in reply.messages[-1].text
 
 
 # After its report, each tries to take it back.
