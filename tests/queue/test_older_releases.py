@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.fleets import look, until
 from support.paths import ROOT
 from support.terminals import Terminal
 
+from leanq.local import EmbeddedServer
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 
@@ -25,9 +27,10 @@ pytestmark = pytest.mark.slow
 # The last commit with records of each version.
 COMMITS = {
     1: "1d26043d161c148a02e8e8a2b8d328b10983e33c",
-    2: "2236f46b44276525325785d9b846ce134d1a4f3e",
+    2: "238dd2a5d88e1a21ebda298949237b1bc7bbc49a",
 }
 COUNT = 30
+JOINED = "serves echo"
 # Within this time a side says what it has noticed.
 TOLD_S = 10.0
 CLIENT = """
@@ -41,24 +44,41 @@ with LeanQClient() as client:
 """
 
 
-@pytest.fixture(params=COMMITS)
+# What a worker reads that asks about commands with a wrong arity, on a server that looks at it.
+REFUSED = "Wrong number of args for redis.acl_check_cmd()"
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, check=True
+    ).stdout
+
+
+@pytest.fixture(scope="module", params=COMMITS)
 def version(request: pytest.FixtureRequest) -> int:
     """The version of the older records."""
     return int(request.param)
 
 
-@pytest.fixture
-def older(version: int, tmp_path: Path) -> Path:
-    """The folder of an older leanq."""
-    commit, git = COMMITS[version], ("git", "-C", str(ROOT))
-    if subprocess.run(
-        [*git, "cat-file", "-e", commit], capture_output=True, check=False
-    ).returncode:
-        pytest.skip(f"this checkout has no history with the commit {commit}")
-    packed = subprocess.run([*git, "archive", commit, "leanq"], capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(tmp_path / "older", filter="data")
-    return tmp_path / "older"
+@pytest.fixture(scope="module")
+def older(version: int, server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an older leanq, whose workers can join on this server."""
+    if not (ROOT / ".git").exists() or _git("rev-parse", "--is-shallow-repository") != b"false\n":
+        pytest.skip("this checkout has no history")
+    folder = tmp_path_factory.mktemp("older")
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", COMMITS[version], "leanq"))) as archive:
+        archive.extractall(folder, filter="data")
+    settings = replace(Settings.load(server.url, {}), prefix=f"older{version}")
+    with contextlib.ExitStack() as at_end:
+        worker = Side(settings, folder, folder / "logs", at_end).start_worker()
+        until(lambda: worker.has_said(JOINED) or worker.has_said(REFUSED))
+        joined = worker.has_said(JOINED)
+    with redis.Redis.from_url(server.url) as connection:
+        keys = [*connection.scan_iter(f"*{settings.prefix}*", count=1000)]
+        connection.delete("none", *keys)
+    if not joined:
+        pytest.skip(f"workers with records of version {version} cannot join here: {REFUSED}")
+    return folder
 
 
 class Process:
@@ -71,8 +91,11 @@ class Process:
                 [sys.executable, *arguments], env=environ, cwd=log.parent, stdout=out, stderr=out
             )
 
+    def has_said(self, text: str) -> bool:
+        return text in self._log.read_text()
+
     def says(self, text: str, deadline_s: float = 60.0) -> None:
-        until(lambda: text in self._log.read_text(), deadline_s)
+        until(lambda: self.has_said(text), deadline_s)
 
     def ends_well(self) -> None:
         until(lambda: self._process.poll() is not None, 120.0)
@@ -108,9 +131,12 @@ class Side:
         self._at_end.callback(process.end)
         return process
 
+    def start_worker(self) -> Process:
+        return self._start("worker", "-m", "leanq", "worker", "--driver", "echo")
+
     def worker(self) -> Process:
-        worker = self._start("worker", "-m", "leanq", "worker", "--driver", "echo")
-        worker.says("serves echo")
+        worker = self.start_worker()
+        worker.says(JOINED)
         return worker
 
     def client(self) -> Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 import redis
 from support.cluster import free_ports
-from support.fleets import kill_connections, working
+from support.fleets import Recorder, kill_connections, working
 from support.queue.queues import Queue
 from support.servers import Server, own_server
 from support.streams import stream
@@ -18,7 +19,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands.doctor import server_findings
-from leanq.errors import UnavailableError
+from leanq.errors import LostError, UnavailableError
 from leanq.queue.operator_queue import look
 from leanq.queue.settings import Settings
 
@@ -191,6 +192,75 @@ async def test_promotion_of_a_replica(pair: tuple[Server, Server, Settings]) -> 
         call(second, "FAILOVER")
         await eventually(lambda: call(second, "ROLE")[0] == b"slave")
         await made.goes_on()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forgotten", "done"),
+    [
+        (("submit",), ("submit",)),
+        (("submit", "claim"), ("submit", "claim")),
+        (("submit", "claim", "settle"), ("submit", "claim", "settle")),
+        (("claim",), ("submit", "claim")),
+        (("claim", "settle"), ("submit", "claim", "settle")),
+        (("settle",), ("submit", "claim", "settle")),
+    ],
+    ids=lambda steps: " ".join(steps),
+)
+async def test_a_replica_that_never_had_the_last_writes(
+    pair: tuple[Server, Server, Settings], forgotten: tuple[str, ...], done: tuple[str, ...]
+) -> None:
+    """Whatever it lacks, who sent a request has its reply, and who else asks is told."""
+    first, second, settings = pair
+    await eventually(lambda: is_linked(second))
+    async with working(settings):
+        # Its environment is known from now on.
+        pass
+    driver = Recorder()
+    payloads = [b"held", b"held, of a size that no script carries".ljust(100_000)]
+    ids = [f"0-{number}" for number in range(len(payloads))]
+    async with contextlib.AsyncExitStack() as at_end, AsyncLeanQClient(settings) as lean:
+        sent: list[asyncio.Task[bytes]] = []
+
+        async def step(name: str) -> None:
+            match name:
+                case "submit":
+                    for payload, request_id in zip(payloads, ids, strict=True):
+                        echo = lean.echo(payload, request_id=request_id)
+                        sent.append(asyncio.create_task(echo))
+                    await eventually(lambda: has_submitted(settings, len(payloads)))
+                case "claim":
+                    await at_end.enter_async_context(working(settings, driver))
+                    await eventually(lambda: sorted(driver.running) == sorted(payloads))
+                case "settle":
+                    driver.gate.set()
+                    assert await asyncio.gather(*sent) == payloads
+
+        for name in done:
+            if name == forgotten[0]:
+                assert call(first, "WAIT", 1, 20_000) == 1
+                call(second, "REPLICAOF", "NO", "ONE")
+            await step(name)
+        first.stop()
+        async with AsyncLeanQClient(settings) as other:
+            attached = [asyncio.create_task(other.attach(request_id)) for request_id in ids]
+            for name in ("claim", "settle"):
+                if name not in done:
+                    await step(name)
+            ends = await asyncio.gather(*attached, return_exceptions=True)
+        for end, payload in zip(ends, payloads, strict=True):
+            assert isinstance(end, LostError) or getattr(end, "payload", None) == payload, end
+        # A worker has nothing left that the new primary believes it to have.
+        await eventually(lambda: is_empty(settings))
+
+
+async def has_submitted(settings: Settings, count: int) -> bool:
+    return await counters(settings, "submitted") == [count]
+
+
+async def is_empty(settings: Settings) -> bool:
+    status = await look(settings)
+    return not status.priorities and not any(row.held for row in status.workers)
 
 
 @pytest.mark.slow
