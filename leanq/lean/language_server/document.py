@@ -36,6 +36,8 @@ _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=
 # CPU time between two texts; with more, a text has left something running.
 _RESTLESS_S = 0.05
 _MOST_MESSAGE_BYTES = 32 << 20
+# Of all until an answer. A worker reads it in its own time, which no budget of the text counts.
+_MOST_ANSWER_BYTES = 64 << 20
 _READ_AT_ONCE = 50
 # `lean` ends at so many errors, the server does not.
 _MOST_ERRORS = 100
@@ -201,7 +203,11 @@ class Document:
         """Asks, and yields all that Lean says until its answer, which is the last."""
         self._asked += _step()
         self._process.write(frame(method, params, self._asked))
+        told_bytes = 0
         while chunk := await self._process.read():
+            told_bytes += len(chunk)
+            if told_bytes > _MOST_ANSWER_BYTES:
+                raise LanguageServerError("Lean's language server prints too much")
             for message in self._frames.take(chunk):
                 # Requests of the server's have numbers of their own.
                 if message.method is None and message.id == self._asked:

@@ -196,6 +196,24 @@ async def test_what_an_earlier_text_has_printed_answers_for_no_later_one(site: S
     assert read() - before == 3
 
 
+# It prints messages, and no end of them.
+FLOODS = """
+import subprocess, sys
+if "--worker" not in sys.argv:
+    sys.exit(subprocess.call(sys.argv[1:]))
+while True:
+    sys.stdout.buffer.write(b"Content-Length: 50000\\r\\n\\r\\n{}%s" % (b" " * 49998))
+"""
+
+
+async def test_messages_without_an_end_are_not_read_for_ever(site: Site) -> None:
+    driver = await site.driver(
+        site.behind(sys.executable, "-c", FLOODS), forks=None, documents=ALWAYS
+    )
+    async with asyncio.timeout(60):
+        assert (await driver.run(check(WRONG))).reason == "lean_error"
+
+
 async def test_a_comparison_that_dies_tells_nothing(site: Site) -> None:
     rules = DocumentRules(served_from=1, compare_every=1)
     driver = await site.driver(behind(site, DIES), forks=None, documents=rules)
