@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks test-documents real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -23,12 +23,15 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
-test-all: $(VENV)/dev ## all tests but real-test's, and those of the lean driver once more in forks; twenty minutes
+test-all: $(VENV)/dev ## all tests but real-test's, and those of the lean driver once more in forks and by Lean's language server; twenty minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/real
-	$(MAKE) test-forks
+	$(MAKE) test-forks test-documents
 
 test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
+
+test-documents: $(VENV)/dev ## what reads texts the most, each by Lean's language server; three minutes
+	$(BIN)/python -m pytest -n 3 --dist worksteal --documents $(addprefix tests/lean/test_,lean_driver.py examples.py verify.py hostile.py)
 
 real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; an hour or more
 	PYTHONPATH=.:tests $(BIN)/python -m support.lean.libraries || test "$$CI" != true
