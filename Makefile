@@ -129,7 +129,7 @@ fuzz-gateway: $(VENV)/dev ## 10,000 hostile requests to the HTTP gateway, by Sch
 	build/schemathesis/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32,<5'
 	PYTHONPATH=.:tests $(BIN)/python -m engines.fuzz --schemathesis build/schemathesis/bin/schemathesis
 
-attack-gateway: $(VENV)/dev ## three minutes of attacks on an HTTP gateway, and whether its limits held
+attack-gateway: $(VENV)/dev ## six minutes of attacks on an HTTP gateway, directly and through Caddy
 	PYTHONPATH=.:tests $(BIN)/python -m engines.attack
 
 test-trainers: $(VENV)/dev  ## the adapters beside the trainers' real libraries; two gigabytes, ten minutes

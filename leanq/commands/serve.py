@@ -163,6 +163,11 @@ def serve(
                 bound, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
                 with _metrics_page(app.state, metrics_host or host, metrics_port):
                     log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
+                    if not server.is_loopback(host):
+                        log.warning(
+                            "other machines reach this gateway: put a proxy in front of it, which "
+                            "ends TLS, slow clients and floods of connections (deploy/Caddyfile)"
+                        )
                     if not (hostnames or server.is_loopback(host)):
                         log.warning(
                             "only requests to localhost and %s are taken; name the hosts by which "
@@ -174,8 +179,8 @@ def serve(
                     # batched request's CPU time.
                     gc.collect()
                     gc.freeze()
-                    # Under a flood most objects are young garbage, which is collected often and in
-                    # small parts. To walk through all connections takes 80 ms, so it is rare.
+                    # Most objects are young garbage, which is collected often and in small parts.
+                    # To walk through all connections takes 80 ms, so it is rare.
                     gc.set_threshold(1_000, 10, 50)
 
                     def end(_: object) -> None:

@@ -4,12 +4,12 @@ One process is a client of the queue and serves any number of HTTP clients::
 
     keys.py             the file of keys: who may call
     access.py           the key and the limits of one HTTP request; refuses some browsers
-    limits.py           the most connections, and which one gives way
+    limits.py           the most connections, and the share of one key
     logs.py             logs the changes and requests of callers
     client.py           sends requests that bear their tenant and can be fetched later
     pending.py          the requests that the gateway waits for, and their names
     groups.py           waits for the requests of one HTTP request together
-    connections.py      ends work when its HTTP client goes away or the gateway ends
+    connections.py      ends work when its client goes away, is slow, or the gateway ends
     kimina.py           the interfaces of Kimina Lean Server 1.x and 2.x
     kimina_results.py   turns replies into results of that interface
     v1.py               leanq's own interface

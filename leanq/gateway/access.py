@@ -32,6 +32,8 @@ from leanq.queue.requests import Reply
 _NO_KEYS = frozenset({"", "None", "null"})
 _STATE_LENGTH = 64
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+# The server keeps as much for a client that reads slowly, and then waits for it.
+_UNSENT_BYTES = 65_536
 _RETRY_AFTER_S = 1.0
 
 
@@ -303,18 +305,18 @@ class Authenticated:
         with contextlib.ExitStack() as under_way:
             try:
                 key = self.access.key_of(Headers(scope=scope).get("authorization"))
-                connection = under_way.enter_context(
-                    self.connections.carrying(scope, key, streams=streams)
-                )
+                under_way.enter_context(self.connections.carrying(key.name))
             except HTTPException as error:
                 await self.refuse(path, error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["key"] = key
 
             async def sending(message: Message) -> None:
+                if len(message.get("body", b"")) > _UNSENT_BYTES:
+                    await send({**message, "more_body": True})
+                    # The server sends it once its client has taken nearly all before it.
+                    message = {**message, "body": b""}
                 await send(message)
-                if connection and message.get("body"):
-                    await connection.taken()
 
             if streams:
                 await self.app(scope, receive, sending)

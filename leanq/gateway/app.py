@@ -19,7 +19,7 @@ from leanq.gateway import kimina
 from leanq.gateway.access import Access, Authenticated, Screened
 from leanq.gateway.bodies import describe
 from leanq.gateway.client import GatewayClient
-from leanq.gateway.connections import ClientGoneError, Ending, client_gone
+from leanq.gateway.connections import ClientGoneError, Ending, Timely, client_gone
 from leanq.gateway.interface import new_interface
 from leanq.gateway.limits import Connections, most_connections
 from leanq.gateway.metrics import GatewayMetrics, Measured, Readiness
@@ -68,6 +68,7 @@ def make_app(lean: GatewayClient, access: Access, hostnames: Sequence[str] = ())
         streamed=frozenset({BATCH_PATH}),
         refuse=_refusal,
     )
+    app.add_middleware(Timely, streamed=frozenset({BATCH_PATH}))
     app.add_middleware(
         TrustedHostMiddleware,
         allowed_hosts=[*LOOPBACK_NAMES, *hostnames],

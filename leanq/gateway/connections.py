@@ -8,10 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from fastapi import HTTPException, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leanq.queue.metrics import count
 
 log = logging.getLogger("leanq.gateway")
 
 _T = TypeVar("_T")
+
+# A body may take this time, and a second more for so many bytes.
+_BODY_S = 20.0
+_BODY_BYTES_PER_S = 65_536
 
 CLIENT_GONE = 499
 """The status of a request whose client did not wait for its answer, as in nginx."""
@@ -86,3 +93,35 @@ async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
     finally:
         ending.discard(end)
         watching.cancel()
+
+
+class Timely:
+    """Refuses a request whose body comes too slowly, but for those at the paths ``streamed``."""
+
+    def __init__(self, app: ASGIApp, streamed: frozenset[str]) -> None:
+        self._app = app
+        self._streamed = streamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._streamed:
+            await self._app(scope, receive, send)
+            return
+        due_s, is_whole = asyncio.get_running_loop().time() + _BODY_S, False
+
+        async def timed() -> Message:
+            nonlocal due_s, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(due_s):
+                    message = await receive()
+            except TimeoutError:
+                count("leanq_http_refusals_total", "too slow")
+                raise HTTPException(
+                    408, "the body comes too slowly", {"Connection": "close"}
+                ) from None
+            due_s += len(message.get("body", b"")) / _BODY_BYTES_PER_S
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, timed, send)

@@ -58,7 +58,7 @@ class GatewayMetrics:
             yield "leanq_http_request_seconds", (route,), times
         yield "leanq_http_streams", (), self.streams
         yield "leanq_http_outstanding", (), self._lean.all_outstanding()
-        yield "leanq_http_connections", (), len(self._connections)
+        yield "leanq_http_connections", (), len(self._connections.held)
         yield "leanq_http_connections_limit", (), self._connections.most
         yield "leanq_http_late_seconds_total", (), self._readiness.late_s
         yield from counted_samples()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
-import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from support.cluster import free_ports
 from support.gateway.gateways import Scripted, new_gateway
-from support.required import missing
+from support.gateway.proxies import COMMANDS, proxy
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
@@ -210,43 +206,6 @@ backend b
   server g 127.0.0.1:{gateway}
 """,
 }
-COMMANDS = {
-    "nginx": ("nginx", "-c"),
-    "caddy": ("caddy", "run", "--adapter", "caddyfile", "--config"),
-    "haproxy": ("haproxy", "-f"),
-}
-
-
-@contextlib.asynccontextmanager
-async def proxy(name: str, port: int, gateway: int) -> AsyncIterator[None]:
-    program, *arguments = COMMANDS[name]
-    found = shutil.which(program, path="/usr/sbin:/usr/bin:/usr/local/bin")
-    if found is None:
-        missing(f"Debian's {name}")
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leanq-proxy-"))
-        # nginx's own processes run as another user.
-        Path(folder).chmod(0o755)
-        config = Path(folder, "config")
-        config.write_text(CONFIGS[name].format(folder=folder, port=port, gateway=gateway))
-        log = stack.enter_context(Path(folder, "log").open("wb"))
-        environ = {"HOME": folder, "PATH": "/usr/bin:/usr/sbin"}
-        process = await asyncio.create_subprocess_exec(
-            found, *arguments, str(config), stdout=log, stderr=log, env=environ
-        )
-
-        def listens() -> bool:
-            assert process.returncode is None, Path(folder, "log").read_text()
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        try:
-            await eventually(listens)
-            yield
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
 
 
 @pytest.mark.slow
@@ -255,8 +214,9 @@ async def test_a_gateway_restarts_behind_a_proxy_and_nothing_is_lost(
     settings: Settings, scripted: Scripted, no_proxies: None, name: str
 ) -> None:
     port, gateway_port = free_ports(2)
+    config = CONFIGS[name].format(folder="{folder}", port=port, gateway=gateway_port)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(proxy(name, port, gateway_port))
+        await stack.enter_async_context(proxy(name, config, port))
         async with new_gateway(settings, port=gateway_port, grace_s=0.1):
             url = f"http://127.0.0.1:{port}/leanq"
             lean = await stack.enter_async_context(AsyncLeanQClient(url))

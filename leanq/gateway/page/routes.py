@@ -178,14 +178,15 @@ class Page:
                 raise HTTPException(401, "the session has ended; load the page again")
             return self.page(request, "login.html", None, wrong=False)
         request.state.key = key
-        with self._connections.carrying(request.scope, key):
+        with self._connections.carrying(key.name):
             return await handler(self, request, key, self._viewer(key))
 
     def _viewer(self, key: Key) -> Viewer:
         return Viewer.of(key, needs_keys=self.access.needs_keys)
 
     async def _login(self, request: Request) -> Response:
-        form = await read_form(request, _LONGEST_LOGIN)
+        with self._connections.carrying(""):
+            form = await read_form(request, _LONGEST_LOGIN)
         key = self._sessions.key_given(form.get("key", "").strip())
         if key is None or not self.access.needs_keys:
             return self.page(request, "login.html", None, 403, wrong=True)
