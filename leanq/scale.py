@@ -335,8 +335,8 @@ def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decisi
     base = terms.workers(terms.base_slots)
     seen = (
         f"{stats.queued} wait and {stats.leased} run at {terms.work_s:.3g} s, "
-        f"{terms.requests_per_s:.3g} more come per second; {stats.ready} workers "
-        f"are ready, {stats.order} ordered; what waits is cleared in {terms.clear_s:.0f} s"
+        f"{terms.requests_per_s:.3g} more come per second; {_workers(stats.ready)} "
+        f"ready, {stats.order} ordered; what waits is cleared in {terms.clear_s:.0f} s"
     )
     wanted = stats.order
     reason: DecisionReason = "backlog"
@@ -382,22 +382,26 @@ def _fewer(
     now = memory.enough[-1][1]
     if now >= order:
         if terms.short_slot_s > 0 and stats.ready < order:
-            return order, "starting", f"{order - stats.ready} workers are about to start"
+            return order, "starting", f"{_workers(order - stats.ready)} will start soon"
         return order, "enough", "enough"
     if goal > order * (1 - _LEAST_EXCESS):
-        return order, "settling", f"{now} workers would do, if that lasts"
+        return order, "settling", f"{_workers(now)} would do, if that lasts"
     if memory.known_s < known_s:
-        return order, "cold", f"{goal} workers would do, but it is too soon to tell"
+        return order, "cold", f"{_workers(goal)} would do, but it is too soon to tell"
     idle = stats.idle_workers
     if terms.work_s <= settings.drain_s * _DRAINS:
         idle = int((stats.ready_slots - stats.busy_slots) / terms.slots_per_worker)
     idle += max(0, order - stats.ready)
     target = max(goal, order - min(idle, max(1, int(order * _MOST_STEP_DOWN))))
     if target == order:
-        return order, "busy", f"{goal} workers would do, but none is idle"
+        return order, "busy", f"{_workers(goal)} would do, but none is idle"
     if target == 0:
         return 0, "empty", "nothing is to be done"
-    return target, "idle", f"{goal} workers would do, so {order - target} idle ones go"
+    return target, "idle", f"{_workers(goal)} would do, so {order - target} of the idle go"
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) -> Decision:

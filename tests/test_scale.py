@@ -231,6 +231,29 @@ def test_idle_workers_go_by_halves_after_a_while_and_at_last_all() -> None:
     assert targets[-1] == 0
 
 
+def test_each_decision_says_plainly_why() -> None:
+    stats, memory = steady(busy=4, workers=2)
+    chosen = ScaleSettings(slots=SLOTS)
+    two = {"ready": 2, "order": 2, "ready_slots": 2 * SLOTS}
+    idle = dataclasses.replace(stats, leased=0, busy_slots=0, idle_workers=2, **two)
+    texts = [decide(idle, chosen).text]
+    for _ in range(40):
+        idle = later(idle, TICK_S)
+        decision = decide(idle, chosen, memory)
+        memory = decision.memory
+        texts.append(decision.text)
+    one = dataclasses.replace(idle, ready=1, ready_slots=SLOTS)
+    texts.append(decide(one, chosen).text)
+    assert {text.rpartition(": ")[2] for text in texts} >= {
+        "0 workers would do, but it is too soon to tell",
+        "0 workers would do, if that lasts",
+        "1 worker would do, so 1 of the idle go",
+        "0 workers would do, so 1 of the idle go",
+    }
+    assert "; 2 workers ready, 2 ordered; " in texts[0]
+    assert "; 1 worker ready, 2 ordered; " in texts[-1]
+
+
 def test_workers_that_run_long_requests_are_left_to_end_them() -> None:
     chosen = ScaleSettings(slots=SLOTS, work_s=180.0)
     stats = Stats(time_s=0.0, ready=20, ready_slots=80, order=20, leased=20, busy_slots=20)

@@ -267,7 +267,7 @@ def _serving(settings: Settings) -> int:
 
 def _scaler_sees(settings: Settings, workers: int) -> bool:
     text = _status(settings)["scaler"].get("echo", {}).get("text", "")
-    return f"{workers} workers are ready, {workers} ordered" in text
+    return f"{workers} workers ready, {workers} ordered" in text
 
 
 def _burst(

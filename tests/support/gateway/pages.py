@@ -114,7 +114,7 @@ async def decide(settings: Settings, environment: str = "default") -> None:
     """Tells the queue what a scaler would."""
     queue = Queue(settings)
     made = (
-        ("load", 3, 2, "14 wait and 2 run at 1.9 s, 0.8 more come per second; 2 workers are ready"),
+        ("load", 3, 2, "14 wait and 2 run at 1.9 s, 0.8 more come per second; 2 workers ready"),
     )
     for reason, target, order, text in made:
         record = DecisionRecord(time.time() - 40, target, order, reason, text, "leanq-scaler-0")
