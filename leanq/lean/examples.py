@@ -38,7 +38,8 @@ _SORRY = "sorryAx"
 _WORD = "example"
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
-# Words by which a text finds what its examples leave behind, or tells their names.
+# Words by which a text finds what its examples leave behind, or tells their names. No compiled term
+# shows it: a branch that fails under each name but Lean's own leaves no trace.
 _FINDS_WORDS = (
     "exact? apply? rw? rw?? rewrite? have? observe? try? rw_search library_search hint propose "
     "locals suggestions decl_name unreachable! panic! todo! assert! debug_assert! _example"
