@@ -130,8 +130,8 @@ def make_modules(environment: Environment, folder: Path, count: int, empty: int)
 async def measure(environment: Environment, header: str, rounds: int, figures: Figures) -> None:
     """Runs the text both ways in turn, and goes on up to a hundredth check."""
     toolchain = environment.toolchain
-    command = [*toolchain.command, *environment.options, "-o", "Bench.olean", "--json", "--stdin"]
-    arguments = command[len(toolchain.command) :]
+    command = environment.command(("-o", "Bench.olean"))
+    arguments = environment.command()[len(toolchain.command) :]
     async with contextlib.AsyncExitStack() as stack:
         plain = await Sandbox.open(readable=environment.readable())
         stack.push_async_callback(plain.close)

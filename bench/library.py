@@ -118,13 +118,12 @@ async def _zygote_import(environment: Environment, text: str) -> tuple[float, fl
 
     Returns the reason instead if there is no such process.
     """
-    arguments = [*environment.options, "-o", "Bench.olean", "--json", "--stdin"]
+    toolchain = environment.toolchain
     try:
-        toolchain = environment.toolchain
         zygote = await Zygote.open(
             toolchain.prefix and toolchain.prefix / "bin" / "lean",
             toolchain.shared_libraries,
-            arguments,
+            environment.command()[len(toolchain.command) :],
             text,
             environment.process_env(),
         )

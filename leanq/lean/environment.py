@@ -99,6 +99,11 @@ class Environment:
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 
+    def command(self, args: Sequence[str] = ()) -> list[str]:
+        """Returns the command that reads a text from standard input. What is behind `--stdin` may
+        differ from text to text behind one preloaded header."""
+        return [*self.toolchain.command, *self.options, "--json", "--stdin", *args]
+
     def sandbox_env(self, scratch: Path) -> dict[str, str]:
         return {**self.process_env(), "HOME": str(scratch), "TMPDIR": str(scratch)}
 

@@ -107,6 +107,8 @@ class Slot:
     sandbox: Sandbox | None = None
     plain: Sandbox | None = None
     forked: dict[Key, Sandbox] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    """What ran last behind a preloaded header."""
 
     @property
     def left(self) -> Path:
@@ -180,7 +182,7 @@ class Lean:
                 await slot.plain.close()
             for key, sandbox in slot.forked.items():
                 assert self.forks is not None
-                await self.forks.give_back(key, sandbox)
+                await self.forks.give_back(key, sandbox, slot.command)
 
     async def run(
         self,
@@ -352,24 +354,25 @@ class Lean:
         key = self.forks.key(code, command)
         if key is None:
             return None
-        sandbox = slot.forked.get(key) or await self.forks.take(key)
+        sandbox = slot.forked.get(key) or await self.forks.take(key, command)
         if sandbox is None:
             return None
-        slot.sandbox = slot.forked[key] = sandbox
+        slot.sandbox, slot.command = sandbox, command
+        slot.forked[key] = sandbox
         sandbox.clear()
         count("leanq_fork_server_total", "forked")
         try:
             done = await self._lean(sandbox, command, limits, code)
         except SandboxError as error:
             log.warning("a text runs once more, for its fork was lost: %s", error)
-            await self.forks.give_back(key, slot.forked.pop(key))
+            await self.forks.give_back(key, slot.forked.pop(key), command)
             return None
         # A kill from outside, as when memory is short, says nothing of forks.
         was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
         if not was_stopped and self.forks.comparisons.is_due():
             compiled = compiled_by(command, sandbox.left)
             seen = await asyncio.to_thread(RunBytes.of, done, compiled)
-            self.forks.comparisons.begin(key, code, limits, seen)
+            self.forks.comparisons.begin(key, command, code, limits, seen)
         return done
 
     async def try_imports(self, header: str) -> tuple[str, bool]:
@@ -406,9 +409,7 @@ class Lean:
 
     def command(self, args: Sequence[str] = ()) -> list[str]:
         """Returns the command that reads a text from standard input."""
-        environment = self.environment
-        command = [*environment.toolchain.command, *environment.options]
-        return [*command, *self._known(args), "--json", "--stdin"]
+        return self.environment.command(self._known(args))
 
     def _known(self, args: Sequence[str]) -> list[str]:
         """Returns the arguments without those at which an older Lean would end with an error."""

@@ -29,6 +29,7 @@ import select
 import signal
 import struct
 import time
+from collections.abc import Sequence
 from typing import Literal, NoReturn
 
 from leanq.lean.fork_server.preloaded import Preloaded
@@ -50,8 +51,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _FILE_MODE = 0o600
 
 
-def serve(preloaded: Preloaded) -> NoReturn:
-    """Elaborates the prefix that the worker sends, and serves texts that begin with it."""
+def serve(preloaded: Preloaded, arguments: Sequence[str]) -> NoReturn:
+    """Elaborates the prefix that the worker sends, and serves texts that begin with it, each with
+    these arguments of Lean's."""
     # Standard streams belong to Lean from here on.
     requests, answers = os.dup(0), os.dup(1)
     [size] = PREFIX.unpack(_read(requests, PREFIX.size))
@@ -63,14 +65,16 @@ def serve(preloaded: Preloaded) -> NoReturn:
         _write(answers, streams.answer(code, 0))
         streams.close()
         while code == 0:
-            _serve_one(preloaded, prefix, requests, answers)
+            _serve_one(preloaded, arguments, prefix, requests, answers)
         os._exit(0)
 
     streams.become_standard()
-    preloaded.stop_behind(size, when_ready)
+    preloaded.stop_behind(arguments, size, when_ready)
 
 
-def _serve_one(preloaded: Preloaded, prefix: bytes, requests: int, answers: int) -> None:
+def _serve_one(
+    preloaded: Preloaded, arguments: Sequence[str], prefix: bytes, requests: int, answers: int
+) -> None:
     """Forks for a request; ends this process once the worker has closed the pipe."""
     size, cpu_s, wall_s = REQUEST.unpack(_read(requests, REQUEST.size))
     streams = _Streams(prefix, _read(requests, size))
@@ -84,7 +88,7 @@ def _serve_one(preloaded: Preloaded, prefix: bytes, requests: int, answers: int)
         streams.close()
         most = math.ceil(cpu_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-        preloaded.go_on()
+        preloaded.go_on(arguments)
     status, end = _watch(pid, before_s + cpu_s, wall_s)
     # Before the answer: its time belongs to this request, and nothing writes to the streams.
     _tidy()

@@ -2,15 +2,11 @@
 
 Lean's `lean_main` runs here once on a header alone. Instead of exiting, this process stops with
 everything imported in its memory. A forked child goes on from there (:meth:`Preloaded.go_on`): it
-calls `lean_shell_main` again with the same arguments. It then reads its own text from standard
-input, elaborates it, prints, writes the compiled file and exits, all by Lean's own code. One thing
-differs from plain `lean`: `Lean.Language.Lean.process` gets the first run's snapshot as its
-``old?``, as in the language server after an edit. Lean takes over an unchanged header, and does
-everything else as ever.
-
-Lean itself reads the header of each text and compares it with the preloaded one. Here it compares
-their words alone, without blanks, comments and positions, which do not matter to an import. If Lean
-has messages about the header, these have positions, and Lean compares them too.
+calls `lean_shell_main` again, with the same arguments and its own behind them. It then reads its
+own text from standard input, elaborates it, prints, writes the compiled file and exits, all by
+Lean's own code. One thing differs from plain `lean`: `Lean.importModules` returns at once with what
+the first run imported, if it is to import the same. Lean reads the header of each text itself, and
+an import of anything else is Lean's.
 
 A child can stop in the same way behind a whole prefix of texts to come
 (:meth:`Preloaded.stop_behind`). Its own children elaborate nothing but the rest of theirs. Lean
@@ -19,10 +15,10 @@ parses the first command behind the prefix instead of the header, in the state a
 A jump written over a function's first bytes catches it, and is removed again:
 
 - ``lean_shell_main(args, options)``: Lean.Shell.shellMain.
-- ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
+- ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`; for prefixes.
 - ``lean_io_exit(code)``: IO.Process.exit, which ends a run of the command line.
 - ``l_Lean_mkEmptyEnvironment(trustLevel)``: the environment for parsing the header, made once.
-- ``l_Lean_Syntax_eqWithInfo(one, other)``: Lean's comparison of two headers, once for each text.
+- ``l_Lean_importModules(imports, opts, trustLevel, plugins, leakEnv, loadExts, level, arts)``.
 - ``lean_io_app_path()``: the place of Lean's program, beside which it looks for its library.
 - ``…process_parseCmd(old?, parserState, cmdState, …)``: for prefixes alone, as it is private.
 
@@ -48,17 +44,16 @@ _READ_EXECUTE, _READ_WRITE_EXECUTE = 5, 7
 _NEEDED = (
     "lean_main",
     "lean_shell_main",
-    "l_Lean_Language_Lean_process",
+    "lean_shell_options_process",
     "lean_io_exit",
-    "l_Lean_Language_Lean_truncateToHeader",
+    "l_Lean_importModules",
+    "l_Lean_instBEqImport_beq",
     "lean_alloc_object",
     "lean_mark_mt",
     "lean_mark_persistent",
     "lean_init_task_manager_using",
     "lean_finalize_task_manager",
     "lean_enable_initializer_execution",
-    "l_Lean_Syntax_eqWithInfo",
-    "l_Lean_Syntax_structEq",
     "lean_io_app_path",
     "lean_mk_string",
 )
@@ -76,7 +71,13 @@ _TREE, _TREE_OF = (
     "l_Lean_Language_Lean_instToSnapshotTreeHeaderParsedSnapshot",
 )
 _FINAL_STATE = "l_Lean_Language_Lean_waitForFinalCmdState_x3f"
-_NEEDED_FOR_PREFIXES = (_PARSE, _RESOLVE, _TREE, _TREE_OF, _FINAL_STATE)
+_PROCESS = "l_Lean_Language_Lean_process"
+_NEEDED_FOR_PREFIXES = (_PROCESS, _PARSE, _RESOLVE, _TREE, _TREE_OF, _FINAL_STATE)
+
+
+# The numbers of `Lean.importModules`' scalars among its arguments, and their bits.
+_SCALARS = (2, 0xFFFFFFFF), (4, 0xFF), (5, 0xFF), (6, 0xFF)
+_LETTERS = frozenset("oiD")
 
 
 class PreloadError(Exception):
@@ -117,15 +118,15 @@ class Preloaded:
             raise PreloadError(f"this Lean has no symbol {', '.join(missing)}")
         self._lean.lean_alloc_object.argtypes = [ctypes.c_size_t]
         self._lean.lean_alloc_object.restype = _P
-        self._lean.l_Lean_Language_Lean_truncateToHeader.argtypes = [_P]
-        self._lean.l_Lean_Language_Lean_truncateToHeader.restype = _P
-        self._lean.l_Lean_Syntax_structEq.argtypes = [_P, _P]
-        self._lean.l_Lean_Syntax_structEq.restype = ctypes.c_uint8
+        self._lean.l_Lean_instBEqImport_beq.argtypes = [_P, _P]
+        self._lean.l_Lean_instBEqImport_beq.restype = ctypes.c_uint8
         self._lean.lean_mk_string.restype = _P
+        self._lean.lean_shell_options_process.argtypes = [_P, ctypes.c_uint32, _P]
+        self._lean.lean_shell_options_process.restype = _P
         self._main_arguments: tuple[int, int] | None = None
-        self._snapshot = 0
+        self._imports: tuple[int, tuple[int, ...]] | None = None
+        self._imported = 0
         self._is_ready = False
-        self._header_is_silent = False
         self._empty_environment = 0
         self.unwatched = ""
         """Why nobody sees what a text evaluates; empty if somebody does."""
@@ -137,10 +138,8 @@ class Preloaded:
     def run(self) -> None:
         """Runs the header and calls ``when_ready``; never returns. May raise PreloadError."""
         self._shell = _Hook(self._lean, "lean_shell_main", 2, self._on_shell_main)
-        self._process = _Hook(self._lean, "l_Lean_Language_Lean_process", 3, self._on_process)
         self._exit = _Hook(self._lean, "lean_io_exit", 1, self._on_exit)
-        self._equal = _Hook(self._lean, "l_Lean_Syntax_eqWithInfo", 2, self._on_equal)
-        self._equal.release()
+        self._import = _Hook(self._lean, "l_Lean_importModules", 8, self._on_import)
         if self._program:
             self._path = _Hook(self._lean, "lean_io_app_path", 0, self._on_app_path)
         for number in (_SIGINT, _SIGXFSZ):  # as in the launcher of plain Lean
@@ -167,25 +166,28 @@ class Preloaded:
 
     def _on_process(self, setup: int, old: int, context: int) -> int:
         self._process.release()
-        if self._prefix_state:
-            self._parse.hold()
-        if self._is_ready:
-            if self._header_is_silent:
-                self._equal.hold()
-            some = self._constructed(1, 16, self._snapshot)
-            snapshot = self._process.call(setup, some, context)
-            self._equal.release()  # Lean compares nothing that it cannot read
-            if not self._prefix_bytes or self._prefix_state:
-                return snapshot
-            self._prefix_snapshot = snapshot
-            return self._kept(snapshot)
-        self._snapshot = self._process.call(setup, old, context)
-        return self._kept(self._snapshot)
+        self._prefix_snapshot = self._process.call(setup, old, context)
+        return self._kept(self._prefix_snapshot)
 
-    def _on_equal(self, one: int, other: int) -> int:
-        self._equal.release()
-        # It consumes its argument, which is kept for it.
-        return int(self._lean.l_Lean_Syntax_structEq(self._kept(one), self._kept(other)))
+    def _on_import(self, *arguments: int | None) -> int:
+        self._import.release()
+        imports = arguments[0] or 0
+        # trustLevel, leakEnv, loadExts, level: the registers' other bits are anything.
+        how = tuple((arguments[n] or 0) & mask for n, mask in _SCALARS)
+        if self._imports is None:
+            self._imports = self._kept(imports), how
+            self._imported = self._import.call(*arguments)
+            return self._kept(self._imported)
+        known, known_how = self._imports
+        if how == known_how and self._are_equal(known, imports):
+            return self._imported
+        return self._import.call(*arguments)
+
+    def _are_equal(self, known: int, others: int) -> bool:
+        """Returns whether two arrays of `Lean.Import` are the same."""
+        one, other = _elements(known), _elements(others)
+        equal = self._lean.l_Lean_instBEqImport_beq
+        return len(one) == len(other) and all(map(equal, one, other))
 
     def _on_app_path(self) -> int:
         """`EStateM.Result.ok` with a path."""
@@ -205,15 +207,15 @@ class Preloaded:
         assert self._main_arguments is not None
         if self._prefix_bytes:
             self._stop_behind_prefix((code or 0) & 0xFF)
-        self._snapshot = lean.l_Lean_Language_Lean_truncateToHeader(self._snapshot)
-        # The snapshot's objects are kept for good, and children do not count references to them:
-        # pages that are only read stay shared.
-        for each in (self._snapshot, *self._main_arguments):
+        if self._imports is None:  # it could not even be read
+            self._when_ready((code or 0) & 0xFF or 1)
+        # What was imported is kept for good, and children do not count references to it: pages
+        # that are only read stay shared.
+        for each in (self._imported, self._imports[0], *self._main_arguments):
             if not each & 1:
                 lean.lean_mark_persistent(_P(each))
         lean.lean_finalize_task_manager()  # ends and joins its threads, which a fork would lose
         lean.fflush(None)  # or each child would print this run's messages again
-        self._header_is_silent = os.fstat(self._said).st_size == 0
         for number, stream in zip((1, 2), self._streams, strict=True):
             os.dup2(stream, number)
         for each in (self._said, *self._streams):
@@ -243,23 +245,40 @@ class Preloaded:
         except UnwatchedError as error:
             self.unwatched = str(error)
 
-    def go_on(self, reports: int | None = None) -> NoReturn:
+    def go_on(self, arguments: Sequence[str], reports: int | None = None) -> NoReturn:
         """In a child that has not forked others: runs Lean's command line once more, for good, with
-        the descriptors 0 to 2 and the variables that Lean is to see. ``reports``: the socket for
-        what the text evaluates."""
+        the descriptors 0 to 2 and the variables that Lean is to see. ``arguments``: those behind
+        the ones of the header, each a letter with a value; see :func:`letters`. ``reports``: the
+        socket for what the text evaluates."""
         assert self._main_arguments is not None
         if reports is not None and not self.unwatched:
             self._evaluations.report_to(reports)
-        self._process.hold()
+        words, options = self._main_arguments
+        for letter, value in letters(arguments) or ():
+            options = self._with_option(options, letter, value)
+        self._import.hold()
         if self._empty_environment:
             self._empty.hold()
+        if self._prefix_state:
+            self._parse.hold()
         self._lean.lean_init_task_manager_using(self._threads)
         self._lean.lean_enable_initializer_execution()  # for another header, which it imports
         self._lean.clearerr(_P.in_dll(self._lean, "stdin"))
-        self._shell.call(*self._main_arguments)
+        self._shell.call(words, options)
         os._exit(99)
 
-    def stop_behind(self, prefix_bytes: int, when_ready: Callable[[int], NoReturn]) -> NoReturn:
+    def _with_option(self, options: int, letter: str, value: str) -> int:
+        """Returns Lean's options with one more of its command line."""
+        text = self._lean.lean_mk_string(os.fsencode(value))
+        some = self._constructed(1, 16, text)
+        result = self._lean.lean_shell_options_process(options, ord(letter), some)
+        if ctypes.c_uint8.from_address(result + 7).value:  # `EStateM.Result.error`
+            os._exit(96)
+        return ctypes.c_uint64.from_address(result + 8).value
+
+    def stop_behind(
+        self, arguments: Sequence[str], prefix_bytes: int, when_ready: Callable[[int], NoReturn]
+    ) -> NoReturn:
         """In a child: has Lean elaborate a prefix of this size, which is all of standard input. It
         calls ``when_ready`` with the exit code, which must not return. If the code is 0, processes
         forked from there ``go_on`` behind the prefix, with texts that begin with it. Raises
@@ -271,7 +290,8 @@ class Preloaded:
         self._prefix_bytes = prefix_bytes
         self._when_ready = when_ready
         self._exit.hold()
-        self.go_on()
+        self._process = _Hook(self._lean, _PROCESS, 3, self._on_process)
+        self.go_on(arguments)
 
     def _stop_behind_prefix(self, code: int) -> NoReturn:
         lean = self._lean
@@ -303,7 +323,8 @@ class Preloaded:
         if not value & 1:
             self._lean.lean_mark_mt(_P(value))
             count = ctypes.c_int32.from_address(value)
-            count.value -= bool(count.value)
+            if count.value:  # or it may stand where nothing can be written
+                count.value -= 1
         return value
 
     def _constructed(self, tag: int, size: int, field: int) -> int:
@@ -314,6 +335,31 @@ class Preloaded:
         ctypes.c_uint16.from_address(found + 6).value = tag << 8 | 1
         ctypes.c_uint64.from_address(found + 8).value = field
         return found
+
+
+def own_arguments(command: Sequence[str]) -> list[str]:
+    """Returns what stands behind `--stdin` in a command: the arguments of a text alone, which are
+    none of its zygote's."""
+    return [*command[command.index("--stdin") + 1 :]]
+
+
+def letters(arguments: Sequence[str]) -> list[tuple[str, str]] | None:
+    """Returns the letters and values of arguments that a fork can have beside its zygote's: those
+    of `-o FILE`, `-i FILE` and `-DNAME=VALUE`. None if there are others."""
+    found, words = [], iter(arguments)
+    for word in words:
+        letter = word[1:2]
+        if word[:1] != "-" or letter not in _LETTERS:
+            return None
+        value = word[2:] or next(words, "")
+        found.append((letter, value))
+    return found
+
+
+def _elements(array: int) -> list[int]:
+    """Returns the objects in an array (lean.h)."""
+    size = ctypes.c_size_t.from_address(array + 8).value
+    return list((ctypes.c_uint64 * size).from_address(array + 24))
 
 
 class _Hook:

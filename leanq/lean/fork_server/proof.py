@@ -32,14 +32,15 @@ _MOST_NAMED_CHARS = 200
 _SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
 
 
-Key = tuple[str, tuple[str, ...]]
-"""A header that a zygote has imported, and the arguments of its Lean."""
+Key = str
+"""A header that a zygote has imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     text: str
     env: Mapping[str, str] = field(default_factory=dict)
+    args: Sequence[str] = ("-o", "Proof.olean")
 
 
 BARE_HEADER = "prelude\n"
@@ -52,6 +53,8 @@ _OVERFLOWING = f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n"
 # Lines that may stand in and above a header with the same imports.
 _ABOVE = "-- a remark\n/- one /- in another -/ é -/\r\n  "
 _BETWEEN = "  -- another remark\n\n  /-/ /- -/ -/"
+# The warning of an unfinished proof is an error with them.
+_OTHER_ARGS = ("-DwarningAsError=true", "-Dweak.no.such=1", "-i", "notes.ilean")
 # A text with another header, which a fork has to import anew.
 _OTHER_HEADER = f"module\nprelude\n\n-- another header\n{_ACCEPTED}"
 
@@ -96,8 +99,8 @@ def _digest(path: Path) -> bytes:
     return digest.digest()
 
 
-def memory_of(environment: Environment, header: str, command: Sequence[str]) -> PassMemory:
-    words = (environment.fingerprint, header, *command)
+def memory_of(environment: Environment, key: Key) -> PassMemory:
+    words = (environment.fingerprint, key, *environment.command())
     return PassMemory(environment, "fork-server", libraries_of(environment), *words)
 
 
@@ -110,6 +113,7 @@ def header_trials(header: str) -> tuple[Trial, ...]:
 MACHINE_TRIALS = (
     *header_trials(BARE_HEADER),
     *(Trial(BARE_HEADER + body) for body in (_UNFINISHED, _UNREADABLE)),
+    Trial(BARE_HEADER + _UNFINISHED, args=_OTHER_ARGS),
     Trial(_OTHER_HEADER),
     Trial(f"{BARE_HEADER}{_OVERFLOWING}", _SMALL_STACK),
 )
@@ -126,7 +130,7 @@ def says_otherwise(key: Key, different: str) -> str:
 
 def short(key: Key) -> str:
     """Returns the header as the log names it."""
-    return repr(textwrap.shorten(key[0], _MOST_NAMED_CHARS, placeholder=" …"))
+    return repr(textwrap.shorten(key, _MOST_NAMED_CHARS, placeholder=" …"))
 
 
 class DiffersError(SandboxError):
@@ -141,11 +145,11 @@ class Prover:
     hidden: Sequence[Path]
     nice: int
 
-    async def prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
+    async def prove_machine(self, *, anew: bool = False) -> None:
         """Proves that forks work here, behind a header without imports, which takes a tenth of the
         time. Raises SandboxError if no header can be preloaded here."""
-        key = BARE_HEADER, command
-        memory = memory_of(self.environment, *key)
+        key = BARE_HEADER
+        memory = memory_of(self.environment, key)
         if not anew and await asyncio.to_thread(memory.is_kept):
             return
         zygote = await self.new_zygote(key)
@@ -167,8 +171,8 @@ class Prover:
                     stack.push_async_callback(other.close)
                     behind = await self.new_sandbox(stack, other)
                 for _ in range(2):
-                    seen = await self.outcome(behind, key, trial, PROOF_LIMITS)
-                    expected = await self.outcome(plain, key, trial, PROOF_LIMITS)
+                    seen = await self.outcome(behind, trial, PROOF_LIMITS)
+                    expected = await self.outcome(plain, trial, PROOF_LIMITS)
                     if not (seen.was_ended or expected.was_ended):
                         break
                 if different := seen.difference(expected):
@@ -179,7 +183,7 @@ class Prover:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 plain = await self.new_sandbox(stack)
-                seen = await self.outcome(plain, key, Trial(key[0]), PROOF_LIMITS)
+                seen = await self.outcome(plain, Trial(key), PROOF_LIMITS)
             except (SandboxError, OSError):
                 return True  # which tells nothing of forks
         return seen.code != 0
@@ -192,25 +196,25 @@ class Prover:
             or runs_programs(code, found) is not None
         )
 
-    async def outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
+    async def outcome(self, sandbox: Sandbox, trial: Trial, limits: Limits) -> RunBytes:
         sandbox.clear()
+        command = self.environment.command(trial.args)
         done = await sandbox.run(
-            key[1],
+            command,
             env={**self.environment.sandbox_env(sandbox.scratch), **trial.env},
             limits=limits,
             stdin=trial.text.encode(),
         )
-        return await asyncio.to_thread(RunBytes.of, done, compiled_by(key[1], sandbox.left))
+        return await asyncio.to_thread(RunBytes.of, done, compiled_by(command, sandbox.left))
 
     async def new_zygote(self, key: Key, env: Mapping[str, str] | None = None) -> Zygote:
         """Starts a process that has imported a header, with these variables besides."""
-        header, command = key
         toolchain = self.environment.toolchain
         return await Zygote.open(
             toolchain.prefix and toolchain.prefix / "bin" / "lean",
             toolchain.shared_libraries,
-            command[len(toolchain.command) :],
-            header,
+            self.environment.command()[len(toolchain.command) :],
+            key,
             {**self.environment.process_env(), **(env or {})},
         )
 

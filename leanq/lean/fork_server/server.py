@@ -18,6 +18,7 @@ from cachetools import LRUCache
 
 from leanq.errors import SandboxError
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.preloaded import letters, own_arguments
 from leanq.lean.fork_server.proof import (
     BARE_HEADER,
     DiffersError,
@@ -121,14 +122,16 @@ class ForkServer:
         return [each.zygote.supervisor.pid for each in self._preloaded.values() if each.zygote]
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
-        """Returns the name of a text's header, if a zygote could import it."""
+        """Returns a text's header, if a zygote could import it and fork such a Lean."""
         if self.unavailable or self._closed:
             return None
-        header = forkable_header(self.environment, code)
-        return None if header is None else (header, tuple(command))
+        if letters(own_arguments(command)) is None:
+            return None
+        return forkable_header(self.environment, code)
 
-    async def take(self, key: Key) -> Sandbox | None:
-        """Returns a sandbox behind a header, if there is one. A repeated header is preloaded."""
+    async def take(self, key: Key, command: Sequence[str]) -> Sandbox | None:
+        """Returns a sandbox behind a header, if there is one, at best with a Lean that waits for
+        its text with this command. A repeated header is preloaded."""
         found = self._preloaded.get(key)
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -143,8 +146,8 @@ class ForkServer:
         self.idle.clear()
         began_s = time.monotonic()
         try:
-            while found.idle:
-                sandbox = found.idle.popleft()
+            for sandbox in [each for each in found.idle if each.is_prepared(command)]:
+                found.idle.remove(sandbox)
                 if sandbox.alive:
                     return sandbox
                 await sandbox.close()
@@ -172,8 +175,8 @@ class ForkServer:
         found = self._preloaded.get(key)
         return found is not None and found.zygote is not None and found.zygote.alive
 
-    async def give_back(self, key: Key, sandbox: Sandbox) -> None:
-        """Takes back an emptied sandbox from :meth:`take`."""
+    async def give_back(self, key: Key, sandbox: Sandbox, command: Sequence[str]) -> None:
+        """Takes back a sandbox from :meth:`take`; its next text is likely to need this command."""
         found = self._preloaded.get(key)
         if found is not None:
             found.taken -= 1
@@ -187,7 +190,7 @@ class ForkServer:
         found.idle.append(sandbox)
         with contextlib.suppress(SandboxError):  # forks ahead of the next text
             env = self.environment.sandbox_env(sandbox.scratch)
-            sandbox.prepare(key[1], env=env)
+            sandbox.prepare(command, env=env)
         idle = [each.idle for each in self._preloaded.values() if each.idle]
         if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
             await idle[0].popleft().close()
@@ -210,9 +213,8 @@ class ForkServer:
             found.lent -= 1
         await sandbox.close()
 
-    async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
-        """Preloads a header for Lean with these arguments; raises SandboxError if it cannot."""
-        key = (header, tuple(command))
+    async def preload(self, key: Key, *, anew: bool = False) -> None:
+        """Preloads a header; raises SandboxError if it cannot."""
         found = self._preloaded[key] = _Preloaded()
         try:
             await self._preload(key, found, anew=anew)
@@ -253,8 +255,8 @@ class ForkServer:
     async def _doubt(self, key: Key, fault: Exception) -> None:
         """Tells by a header without imports if none can be preloaded, or a candidate's alone."""
         try:
-            if key[0] != BARE_HEADER:
-                await self._prover.prove_machine(key[1], anew=True)
+            if key != BARE_HEADER:
+                await self._prover.prove_machine(anew=True)
                 count("leanq_fork_server_total", "header_refused")
                 log.warning("Lean starts anew for texts with the header %s: %s", short(key), fault)
                 self._seen[key] = -_NEVER
@@ -265,15 +267,15 @@ class ForkServer:
 
     async def _preload(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
         """Preloads a header, and proves it ``anew``, or if no pass is remembered."""
-        memory = memory_of(self.environment, *key)
+        memory = memory_of(self.environment, key)
         started_s = time.monotonic()
         passed = not anew and await asyncio.to_thread(memory.is_kept)
         if not passed:
-            await self._prover.prove_machine(key[1], anew=anew)
+            await self._prover.prove_machine(anew=anew)
         zygote = await self._prover.new_zygote(key)
         try:
             if not passed:
-                await self._prover.prove(key, zygote, header_trials(key[0]))
+                await self._prover.prove(key, zygote, header_trials(key))
                 await asyncio.to_thread(memory.keep)
         except BaseException:
             await zygote.close()
@@ -353,9 +355,12 @@ class Comparisons:
             return False
         return self._rng.random() < 1 / self.every
 
-    def begin(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
+    def begin(
+        self, key: Key, command: Sequence[str], code: str, limits: Limits, seen: RunBytes
+    ) -> None:
         """Runs a text again by a newly started Lean, in an idle moment."""
-        task = asyncio.create_task(self._compare(key, code, limits, seen))
+        trial = Trial(code, args=own_arguments(command))
+        task = asyncio.create_task(self._compare(key, trial, limits, seen))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -364,23 +369,23 @@ class Comparisons:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
+    async def _compare(self, key: Key, trial: Trial, limits: Limits, seen: RunBytes) -> None:
         await self.forks.idle.wait()
         try:
-            if different := await self._difference(key, code, limits, seen):
+            if different := await self._difference(key, trial, limits, seen):
                 raise DiffersError(says_otherwise(key, different))
         except DiffersError as error:
-            await asyncio.to_thread(memory_of(self.prover.environment, *key).forget)
+            await asyncio.to_thread(memory_of(self.prover.environment, key).forget)
             await self.forks.give_up(str(error))
         except (SandboxError, OSError) as error:
             log.warning("a text was not run both ways: %s", error)
 
-    async def _difference(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> str:
+    async def _difference(self, key: Key, trial: Trial, limits: Limits, seen: RunBytes) -> str:
         """Returns the repeatable difference of a text in a fork; empty if there is none, or the
         text itself causes it. Raises DiffersError if a text of ours differs, too."""
         async with contextlib.AsyncExitStack() as stack:
             sandbox = await self.prover.new_sandbox(stack)
-            plain = await self.prover.outcome(sandbox, key, Trial(code), limits)
+            plain = await self.prover.outcome(sandbox, trial, limits)
             count("leanq_fork_server_total", "compared")
             # Only a newly started Lean counts the import against the limits.
             if not (different := seen.difference(plain)) or plain.stopped is not None:
@@ -389,15 +394,15 @@ class Comparisons:
             forked = await self.forks.lend(key)
             stack.push_async_callback(self.forks.end, key, forked)
             for each, before in ((sandbox, plain), (forked, seen)):
-                if before.difference(await self.prover.outcome(each, key, Trial(code), limits)):
+                if before.difference(await self.prover.outcome(each, trial, limits)):
                     return ""
-            if not await asyncio.to_thread(self.prover.can_tell, code, seen, plain):
+            if not await asyncio.to_thread(self.prover.can_tell, trial.text, seen, plain):
                 return different
             count("leanq_fork_server_total", "told_apart")
             log.info("a text that can tell a fork says something else in one: %s", different)
             found = self.forks._preloaded.get(key)
             if found is not None and found.zygote is not None:
-                await self.prover.prove(key, found.zygote, header_trials(key[0]))
+                await self.prover.prove(key, found.zygote, header_trials(key))
         return ""
 
 
@@ -406,9 +411,8 @@ async def fault_of_forks(environment: Environment, header: str) -> str:
     forks = ForkServer(environment, ForkRules())
     if forks.unavailable:
         return forks.unavailable
-    command = [*environment.toolchain.command, "-o", "Proof.olean", "--json", "--stdin"]
     try:
-        await forks.preload(header, command, anew=True)
+        await forks.preload(header, anew=True)
     except (SandboxError, OSError) as error:
         return str(error)
     else:

@@ -177,6 +177,7 @@ class _Prefix:
     the sources that are known to begin with it."""
 
     key: Key
+    command: Sequence[str]
     text: str
     processes: list[StandingPrefix] = field(default_factory=list)
     making: asyncio.Task[None] | None = None
@@ -249,7 +250,8 @@ class StandingPrefixes:
         found = self._prefixes.get(name)
         if self._makes() or (found and len(found.processes) >= self.slots):
             return
-        found = found or self._prefixes.setdefault(name, _Prefix(key, source[:end]))
+        made = _Prefix(key, command, source[:end])
+        found = found or self._prefixes.setdefault(name, made)
         found.sources[source_key] = True
         found.making = asyncio.create_task(self._make(name, found, code, done, limits))
 
@@ -312,7 +314,7 @@ class StandingPrefixes:
         try:
             sandbox = await self.forks.lend(found.key)
             env = self.environment.sandbox_env(sandbox.scratch)
-            standing = await StandingPrefix.open(sandbox, found.key[1], env, found.text, limits)
+            standing = await StandingPrefix.open(sandbox, found.command, env, found.text, limits)
             again = await standing.run(code, limits)
             if (again.stdout, again.exit.code) != (done.stdout, done.exit.code):
                 raise SandboxError("Lean says something else behind it")

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.fork_server import prefix_process
-from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
+from leanq.lean.fork_server.preloaded import Preloaded, PreloadError, own_arguments
 from leanq.lean.sandbox import isolation, supervisor
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES, tell
 from leanq.lean.sandbox.supervisor import BY_MIDDLE, REFUSED, keep_programs, middle
@@ -151,9 +151,10 @@ class _Zygote:
             os._exit(status)
 
     def _go_on(self, argv: Sequence[str], reports: int) -> NoReturn:
-        if argv[-1] == prefix_process.FLAG:
-            prefix_process.serve(self._preloaded)
-        self._preloaded.go_on(reports)
+        own = own_arguments(argv)
+        if own[-1:] == [prefix_process.FLAG]:
+            prefix_process.serve(self._preloaded, own[:-1])
+        self._preloaded.go_on(own, reports)
 
 
 def main() -> None:

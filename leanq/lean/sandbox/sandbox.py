@@ -191,6 +191,10 @@ class Sandbox:
         self._launch(program, None)
         self._prepared = program
 
+    def is_prepared(self, argv: Sequence[str]) -> bool:
+        """Returns whether this program waits for its input."""
+        return self._prepared is not None and self._prepared[0] == list(argv)
+
     async def run(
         self,
         argv: Sequence[str],

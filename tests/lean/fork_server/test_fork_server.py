@@ -40,7 +40,7 @@ from support.waiting import eventually
 from leanq.errors import SandboxError
 from leanq.lean import pass_memory
 from leanq.lean.environment import Environment, python_folders
-from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
+from leanq.lean.fork_server.preloaded import Preloaded, PreloadError, letters
 from leanq.lean.fork_server.proof import Key, Prover, RunBytes, compiled_by, memory_of
 from leanq.lean.fork_server.server import ForkServer, forkable_header
 from leanq.lean.fork_server.zygote_client import Zygote
@@ -75,8 +75,7 @@ async def preloaded(environment: Environment) -> AsyncIterator[Lean]:
 @pytest.mark.slow
 async def test_a_trial_that_is_to_end_lean_is_no_death(core: Environment) -> None:
     before = COUNTS.copy()
-    command = tuple(Lean(core, slots=1).command(COMPILE[:2]))
-    await Prover(core, hidden=(), nice=0).prove_machine(command, anew=True)
+    await Prover(core, hidden=(), nice=0).prove_machine(anew=True)
     assert not [name for name in COUNTS - before if name[0] == "leanq_lean_deaths_total"]
 
 
@@ -161,11 +160,11 @@ def test_a_preloaded_header_has_imports_alone(core: Environment, pieces: list[st
 @pytest.mark.slow
 async def test_a_fork_reads_the_header_that_it_is_given(core: Environment) -> None:
     """It imports for itself where the preloaded header is another."""
-    command = (*core.toolchain.command, *core.options, *COMPILE)
+    command = core.command(COMPILE)
     forks = ForkServer(core, RULES)
     try:
-        await forks.preload("prelude\n", command)
-        sandbox = await forks.take(("prelude\n", command))
+        await forks.preload("prelude\n")
+        sandbox = await forks.take("prelude\n", command)
         assert sandbox is not None
         for text in (HEADER + PROOF, f"-- x\n{HEADER}#check Nat\n", f"module\n{HEADER}{PROOF}"):
             sandbox.clear()
@@ -175,7 +174,7 @@ async def test_a_fork_reads_the_header_that_it_is_given(core: Environment) -> No
                 expected = await everything(plain, slot, text)
                 seen = RunBytes.of(done, compiled_by(COMPILE, sandbox.left))
                 assert seen.difference(expected) == ""
-        await forks.give_back(("prelude\n", command), sandbox)
+        await forks.give_back("prelude\n", sandbox, command)
     finally:
         await forks.close()
 
@@ -248,12 +247,41 @@ async def test_a_header_that_comes_again_is_preloaded(core: Environment) -> None
         await forked_once(lean, "prelude\n")
 
 
+async def test_runs_with_other_arguments_share_a_process(core: Environment) -> None:
+    unfinished = f"{HEADER}theorem t (p : Prop) : p := sorry\n"
+    async with preloaded(core) as lean:
+        assert lean.forks is not None
+        for options, compiles, code in (
+            ((), False, 0),
+            (("-Dweak.maxErrors=1000000",), False, 0),
+            (("-DwarningAsError=true",), False, 1),
+            (("-DwarningAsError=true", "-i", "notes.ilean"), True, 1),
+            (("-i", "notes.ilean"), True, 0),
+            ((), True, 0),
+        ):
+            async with lean.slot() as slot:
+                run = await lean.run(slot, unfinished, LIMITS, options=options, compile_=compiles)
+                assert was_forked(slot)
+                assert run.done.exit.code == code
+                has_notes = "notes.ilean" in options and code == 0
+                assert (slot.left / "notes.ilean").exists() == has_notes
+                assert (slot.left / "LeanqSubmission.olean").exists() == (compiles and code == 0)
+        assert len(lean.forks.pids()) == 1
+
+
+def test_a_fork_takes_files_and_options_alone() -> None:
+    assert letters([]) == []
+    own = ["-o", "a", "-DmaxErrors=1", "-i", "b"]
+    assert letters(own) == [("o", "a"), ("D", "maxErrors=1"), ("i", "b")]
+    for other in ("--incr", "-Tx", "a", "-", "--root=x"):
+        assert letters([*own, other]) is None
+
+
 def proved_headers(core: Environment, number: int) -> list[Key]:
     """Headers that differ by blanks, and are taken for proved."""
-    command = (*core.toolchain.command, *core.options, *COMPILE)
-    keys = [(f"prelude{' ' * n}\nimport Core\n", command) for n in range(1, number + 1)]
+    keys = [f"prelude{' ' * n}\nimport Core\n" for n in range(1, number + 1)]
     for key in keys:
-        memory_of(core, *key).keep()
+        memory_of(core, key).keep()
     return keys
 
 
@@ -262,7 +290,7 @@ async def test_headers_are_preloaded_one_at_a_time(core: Environment) -> None:
     keys = proved_headers(core, 5)
     try:
         for key in keys:
-            assert await forks.take(key) is None
+            assert await forks.take(key, core.command(COMPILE)) is None
         await eventually(lambda: len(forks.pids()) == 1, deadline_s=60.0)
         await eventually(partial(serves, forks, keys[1]), deadline_s=60.0)
         assert len(forks.pids()) == 2
@@ -271,9 +299,10 @@ async def test_headers_are_preloaded_one_at_a_time(core: Environment) -> None:
 
 
 async def serves(forks: ForkServer, key: Key) -> bool:
-    sandbox = await forks.take(key)
+    command = forks.environment.command(COMPILE)
+    sandbox = await forks.take(key, command)
     if sandbox is not None:
-        await forks.give_back(key, sandbox)
+        await forks.give_back(key, sandbox, command)
     return sandbox is not None
 
 
@@ -306,7 +335,7 @@ async def test_a_proof_outlives_a_run_that_is_killed(
     [key] = proved_headers(core, 1)
     forks = ForkServer(core, RULES)
     try:
-        await forks.preload(*key, anew=True)
+        await forks.preload(key, anew=True)
     finally:
         await forks.close()
     assert left < 0
@@ -437,8 +466,7 @@ def talkative(site: Site, about: str = "") -> Environment:
 @pytest.mark.slow
 async def test_a_share_of_texts_is_run_both_ways_and_a_difference_ends_it(site: Site) -> None:
     environment = talkative(site)
-    command = (*environment.toolchain.command, *environment.options, *COMPILE)
-    memory = memory_of(environment, HEADER, command)
+    memory = memory_of(environment, HEADER)
     memory.keep()
     driver = await site.driver(environment, forks=replace(RULES, compare_every=1))
 
@@ -631,8 +659,8 @@ from leanq.lean.fork_server.server import ForkRules, ForkServer
 async def main():
     environment = open_environment("default", None)
     forks = ForkServer(environment, ForkRules())
-    key = sys.argv[1], (*environment.toolchain.command, "-o", "A.olean", "--json", "--stdin")
-    await forks.preload(*key)
+    key = sys.argv[1]
+    await forks.preload(key)
     sandbox = await forks.lend(key)
     print(sandbox.supervisor.pid, flush=True)
     await asyncio.Event().wait()

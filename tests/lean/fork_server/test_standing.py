@@ -169,7 +169,7 @@ async def test_a_large_source_holds_up_nothing_else(
 ) -> None:
     prefixes = StandingPrefixes(site.core, ForkServer(site.core, ForkRules()), slots=1)
     source = HEADER + "(\n" * 200_000
-    stands = _Prefix(("", ()), HEADER)
+    stands = _Prefix("", (), HEADER)
     monkeypatch.setattr(prefixes, "_prefixes", OrderedDict({text_hash(HEADER): stands}))
     late = 0.0
 
@@ -306,11 +306,11 @@ def held(mode):
             return fd
     raise LookupError(mode)
 class Standin:
-    def stop_behind(self, size, when_ready):
+    def stop_behind(self, arguments, size, when_ready):
         code = os.read(0, size)
         exec(code)
         when_ready(len(code) % 256 if b"FAIL" in code else 0)
-    def go_on(self):
+    def go_on(self, arguments):
         text = b""
         while chunk := os.read(0, 1 << 16):
             text += chunk
@@ -319,7 +319,7 @@ class Standin:
         except BaseException as error:
             os.write(1, repr(error).encode())
         os._exit(0)
-prefix_process.serve(Standin())
+prefix_process.serve(Standin(), [])
 """
 PREFIX = "pass #\n"
 
@@ -429,7 +429,7 @@ async def test_prefixes_are_closed_while_one_serves(
     forks = ForkServer(site.core, ForkRules())
     prefixes = StandingPrefixes(site.core, forks, slots=2)
     async with standin() as busy, standin() as idle:
-        found = _Prefix(("", ()), PREFIX, [busy, idle])
+        found = _Prefix("", (), PREFIX, [busy, idle])
         monkeypatch.setattr(prefixes, "_prefixes", OrderedDict({text_hash(PREFIX): found}))
         text = f"{PREFIX}import time; time.sleep(100)"
         serves = asyncio.create_task(prefixes.run("source", PREFIX, text, LIMITS))

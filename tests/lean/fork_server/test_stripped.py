@@ -24,7 +24,7 @@ from leanq.queue.requests import Request
 pytestmark = pytest.mark.slow
 
 LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=2 << 30, scratch_bytes=64 << 20)
-PROCESS = "l_Lean_Language_Lean_process"
+IMPORT = "l_Lean_importModules"
 EMPTY = "l_Lean_mkEmptyEnvironment"
 PARSE = "l___private_Lean_Language_Lean_0__Lean_Language_Lean_process_parseCmd"
 
@@ -53,12 +53,12 @@ def environment(whole: Path, tmp_path: Path, request: pytest.FixtureRequest) -> 
     return open_other(prefix / "bin" / "lean", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("environment", [PROCESS], indirect=True)
+@pytest.mark.parametrize("environment", [IMPORT], indirect=True)
 async def test_a_symbol_that_is_missing_is_named_and_texts_are_checked(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await fault_of_forks(environment, environment.header) == (
-        f"this Lean has no symbol {PROCESS}"
+        f"this Lean has no symbol {IMPORT}"
     )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with new_site(environment, tmp_path) as site:
@@ -67,7 +67,7 @@ async def test_a_symbol_that_is_missing_is_named_and_texts_are_checked(
         check = Request(op="check", code="theorem t (p : Prop) (h : p) : p := h\n")
         assert (await driver.run(check)).verdict == "accepted"
         await eventually(lambda: "degraded" in driver.about, deadline_s=100.0)
-        assert f"has no symbol {PROCESS}" in str(driver.about["degraded"])
+        assert f"has no symbol {IMPORT}" in str(driver.about["degraded"])
         assert (await driver.run(check)).verdict == "accepted"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from leanq.errors import SandboxError
@@ -20,13 +21,13 @@ class EagerForkServer(ForkServer):
         self._tried: set[Key] = set()
         self._trying = asyncio.Lock()
 
-    async def take(self, key: Key) -> Sandbox | None:
+    async def take(self, key: Key, command: Sequence[str]) -> Sandbox | None:
         async with self._trying:
             if key not in self._tried:
                 self._tried.add(key)
-                memory_of(self._of, *key).keep()
+                memory_of(self._of, key).keep()
                 try:
-                    await self.preload(*key)
+                    await self.preload(key)
                 except (SandboxError, OSError):
                     return None
-        return await super().take(key)
+        return await super().take(key, command)

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=4 << 30)
 RULES = ForkRules(preload_after=1, compare_every=0)
-COMPILE = ("-o", "LeanqSubmission.olean", "--json", "--stdin")
+COMPILE = ("-o", "LeanqSubmission.olean")
 # A few texts take longer, such as those whose stack overflows: they are not compared.
 SHORT = replace(LIMITS, cpu_s=5.0)
 

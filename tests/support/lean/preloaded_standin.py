@@ -14,6 +14,10 @@ KEPT = b"what the zygote has imported"
 ENDLESS = "a library that takes for ever to import"
 
 
+def own_arguments(command: Sequence[str]) -> list[str]:
+    return [*command[1:]]
+
+
 class Preloaded:
     """What :class:`leanq.lean.fork_server.preloaded.Preloaded` is, of Python."""
 
@@ -44,7 +48,7 @@ class Preloaded:
                 os.close(fd)
         self._pipe = os.pipe()
 
-    def go_on(self, reports: int | None = None) -> NoReturn:
+    def go_on(self, _arguments: Sequence[str], reports: int | None = None) -> NoReturn:
         """Runs the program, which finds as ``kept`` the address of what the zygote has, and as
         ``reports`` the number of the socket for its reports."""
         with open(0, "rb", closefd=False) as stdin:

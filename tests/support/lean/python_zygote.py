@@ -37,7 +37,7 @@ def scarce(fork=os.fork):
     return fork()
 os.fork = scarce
 exec(open(sys.argv[2]).read(), names)
-zygote.Preloaded = names["Preloaded"]
+zygote.Preloaded, zygote.own_arguments = names["Preloaded"], names["own_arguments"]
 zygote.main()
 """
 
