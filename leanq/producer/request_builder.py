@@ -87,7 +87,7 @@ class Check(InEnvironment, total=False):
         trust_programs: whether the caller vouches for a text that runs programs of its own (False).
             The text can then be ``accepted``; otherwise it is ``unverified``.
         statements: whether the reply's theorems have their statements (True). Printing them takes a
-            part of a small check's time, and rewards do without.
+            part of a small check's time, so leave them out if nobody reads them.
         goals: whether a check or a verification tells the goals before each tactic of the text's
             proofs (False).
         profile: whether a check says where Lean spends its time, instead of being judged (False).

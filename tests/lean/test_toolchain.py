@@ -422,4 +422,12 @@ def test_an_old_lean_gets_no_option_that_it_may_lack(
     )
     command = Lean(environment, slots=1).command(("-Dweak.x=1", "-Dy=2", "-o", "M.olean"))
     assert ("-Dweak.x=1" in command) == passed
-    assert command[-5:] == ["-Dy=2", "-o", "M.olean", "--json", "--stdin"]
+    at = command.index("--stdin")
+    assert command[at - 1 :] == [
+        "--json",
+        "--stdin",
+        *["-Dweak.x=1"] * passed,
+        "-Dy=2",
+        "-o",
+        "M.olean",
+    ]
