@@ -224,8 +224,8 @@ class _Closing:
         beside = {(each,) for each in marks.beside} & names
         self._open = {
             name
-            for name in tried.constants
-            if self._after.is_open(name) or (name in self._places and self._before.is_open(name))
+            for name in tried.constants.keys() & self._places.keys()
+            if self._after.is_open(name) or self._before.is_open(name)
         }
         unfilled = self._open_markers | beside
         self._unknown = unfilled | self._after.holes - {SORRY}
@@ -305,7 +305,7 @@ class _Closing:
             reached.add(name)
             if name in constants:
                 raw = constants[name]
-                is_unknown = name in self._open and name in self._places
+                is_unknown = name in self._open
                 todo += image.constants_in(raw.type_) if is_unknown else image.references(raw)
         return reached
 
@@ -319,28 +319,49 @@ class _Closing:
         """Declares all that leads from what a hole holds; returns their names."""
         image, constants = self._tried.image, self._tried.constants
         names = self._names(self._after, held)
-        if not names.isdisjoint(self._after.holes) and not self._is_open_in_marks(held):
+        moved = self._moved(held, names)
+        bodies = [constants[name].parts[-1] for name in moved]
+        used = names.union(image.constants_in(*bodies)) - moved
+        if not used.isdisjoint(self._after.holes) and not self._is_open_in_marks(held, bodies):
             raise _RefusalError(held.root, "hole_open", _USES_OPEN)
         whole = led_to(image, constants, names, {})
         if held.root in whole or any(map(self._after.leads, whole)):
             raise _RefusalError(held.root, "hole_uses_hole", _RECURSIVE)
         self._run(self._given, names, held)
-        reached = reachable(names - self._unknown, self._given.references)
+        reached = reachable(used - self._unknown, self._given.references, moved)
         if not reached.isdisjoint(self._unknown):
             raise _RefusalError(held.root, "hole_open", _USES_OPEN)
         # By its values: a finished part of one that is open may lead to another one.
         declared = whole.keys() & self._places.keys()
         for name in sorted((reached | declared) & self._open, key=str):
-            if name not in self._places or self._is_of_tactic(name, held.root):
+            if self._is_of_tactic(name, held.root):
                 raise _RefusalError(held.root, "hole_open", _USES_OPEN)
             if not self._comes_before(name, held.root):
                 text = f"it uses {display(name)}, which is open and does not come before it"
                 raise _RefusalError(held.root, "hole_uses_hole", f"{text}; close that one first")
         return reached
 
-    def _is_open_in_marks(self, held: Held) -> bool:
+    def _moved(self, held: Held, names: Iterable[Name]) -> set[Name]:
+        """Returns the parts of a term with open holes that Lean has moved into constants."""
+        constants, after, moved = self._tried.constants, self._after, set[Name]()
+        todo = [*names]
+        while todo:
+            name = todo.pop()
+            is_part = name not in moved and after.is_part(name, held.root, self._places)
+            if is_part and after.is_open(name):
+                type_, body = map(self._tried.image.constants_in, constants[name].parts)
+                if type_.isdisjoint(after.holes):
+                    moved.add(name)
+                    todo += body
+        return moved
+
+    def _is_open_in_marks(self, held: Held, moved: Iterable[int]) -> bool:
         """Returns whether a term has no hole but proofs that tactics leave open, each where it
-        stands: ``marker P (open P)``. A value is more than a proof, since others differ from it."""
+        stands: ``marker P (open P)``. A value is more than a proof, since others differ from it.
+
+        Args:
+            moved: the values of its parts that stand elsewhere.
+        """
         image = self._tried.image
         words, holes = image.words, self._after.holes - {SORRY}
         known: dict[int, str] = {}
@@ -358,7 +379,7 @@ class _Closing:
                 return "marker" if is_proof else "value"
             return "open" if name in holes else ""
 
-        roots = self._after.addresses(held, with_term=True)
+        roots = [*self._after.addresses(held, with_term=True), *moved]
         try:
             for at in sorted(image.walk(*roots).addresses):
                 known[at] = part(at)

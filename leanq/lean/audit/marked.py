@@ -148,10 +148,7 @@ class Marked:
         self, name: Name, root: Name, declared: Collection[Name], around: tuple[Name, ...] = ()
     ) -> Iterator[tuple[_Part, ...]]:
         """Yields the ways to the marked terms in a constant, which Lean made for a declaration."""
-        owners = (
-            each[:end] for each in (name, as_written(name)) for end in range(len(each), 0, -1)
-        )
-        if name in around or next((each for each in owners if each in declared), root) != root:
+        if name in around or self._owner(name, root, declared) != root:
             return  # another declaration's, of which this one uses a lemma, say
         if name not in self._parts:
             parts = self._parts_of(self._constants[name])
@@ -164,6 +161,17 @@ class Marked:
             else:
                 for way in self._ways(part.use.name, root, declared, (*around, name)):
                     yield (part, *way)
+
+    def is_part(self, name: Name, root: Name, declared: Collection[Name]) -> bool:
+        """Returns whether Lean has made a constant for this declaration of the text."""
+        return name in self._made and self._owner(name, (), declared) == root
+
+    def _owner(self, name: Name, default: Name, declared: Collection[Name]) -> Name:
+        """Returns for which declaration Lean has made a constant, by its name."""
+        owners = (
+            each[:end] for each in (name, as_written(name)) for end in range(len(each), 0, -1)
+        )
+        return next((each for each in owners if each in declared), default)
 
     def _parts_of(self, raw: Raw) -> Iterator[_Part]:
         """Yields the marked terms in a constant's value, and the constants of Lean's that have
