@@ -44,6 +44,11 @@ _OVERRIDES = (
 )
 # The last part of the names that Lean adds to a constant, and to a constructor.
 _BESIDE_CONSTANT = re.compile(r"_.+|match_\d+(?:_\d+)*|splitter|proof_\d+|eq_\d+|eq_def")
+# Lean gives a declaration those variables of its section, and of what it stands in, that it uses.
+_TAKES_OTHERS = (
+    "its type is not the source's; where a tactic uses a variable from around the declaration, "
+    "make it an argument of the declaration in the source"
+)
 _BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 _MOST_DIFFERENCES = 100
@@ -479,7 +484,8 @@ class _Comparing:
             self._say(name, "levels_differ", text, theorem)
         type_, reached = mine.view.expression(ours, ours.type_)
         if type_ != other.view.expression(theirs, theirs.type_)[0]:
-            self._say(name, "type_differs", "its type is not the target's", theorem)
+            text = _TAKES_OTHERS if self._holes is None else "its type is not the target's"
+            self._say(name, "type_differs", text, theorem)
         if ours.kind == "theorem":
             return reached
         if mine.view.others(ours) != other.view.others(theirs):

@@ -286,6 +286,15 @@ async def test_a_tactic_that_closes_several_goals_beside_another_hole(lean: Lean
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rest", ["", "theorem v : 1 = 1 := sorry\n"])
+async def test_a_tactic_that_uses_what_its_declaration_does_not_take(lean: Lean, rest: str) -> None:
+    code = f"{HEAD}theorem t (p : Prop) (h : p) : p := go\nwhere go : p := sorry\n{rest}"
+    reply = await lean.step((await lean.check(code)).sorries[0].state, "exact h")
+    assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
+    assert "make it an argument of the declaration in the source" in reply.messages[0].text
+
+
+@pytest.mark.slow
 async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "constructor\nexact sorry")
