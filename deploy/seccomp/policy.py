@@ -69,8 +69,8 @@ CONDITIONAL: dict[str, list[Condition]] = {
         Condition(0, sum(_CLONE_NEW) | _CLONE_THREAD | _CLONE_FILES, value)
         for value in (0, _CLONE_FILES, _CLONE_THREAD | _CLONE_FILES)
     ],
-    # What becomes of children stays as it is, though one may ask: the CPU time of those that nobody
-    # has to wait for would be lost. Any other signal differs from SIGCHLD in one of its bits.
+    # A program may ask what becomes of its children, and not change it. Linux would lose the CPU
+    # time of children that nobody waits for. Other signals differ from SIGCHLD in one of its bits.
     "rt_sigaction": [
         *(Condition(0, bit, bit & ~_SIGCHLD) for bit in (1 << n for n in range(7))),
         Condition(1, _ALL, 0),
@@ -125,7 +125,7 @@ REFUSED = _names(
 """Refused with EPERM. Modes and times are among them: Landlock keeps no program from changing
 those of whatever belongs to its user, such as the environment."""
 
-# What a worker's container needs besides: the network, and all that the sandbox is made with.
+# A worker's container also needs the network, and all that makes the sandbox.
 CONTAINER = (
     _names(
         """

@@ -21,7 +21,7 @@ from leanq.lean.files import library_of
 from leanq.lean.syntax import quote
 from leanq.lean.toolchain import Toolchain, ask, last_words
 
-# What Lean says of a file that is there and that it cannot read, in the words since 4.9.
+# Lean has said this since 4.9 of a file that it finds and cannot read.
 UNREADABLE = re.compile(
     r"failed to (?:read|open) file '|\(error code: \d+, permission denied\)|incompatible header"
 )

@@ -249,24 +249,26 @@ class Compilation:
         return replace(reply, audit_s=reply.audit_s + time.monotonic() - started)
 
     async def _judgement(self, judges: Judges, file: Parts) -> Judgement:
-        limits, tenant = limits_of(self.request), self.request.tenant
-        ending, prints = self._ended.name, self.request.statements
-        order: dict[str, Any] = {"ending": ending, "tenant": tenant, "statements": prints}
-        order["ran"] = _ran(self._evaluated)
+        files = [file]
+        order: dict[str, Any] = {
+            "op": "judge",
+            "ending": self._ended.name,
+            "tenant": self.request.tenant,
+            "statements": self.request.statements,
+            "ran": _ran(self._evaluated),
+        }
         if self.target is not None:
+            files = [self.target.file, file]
             order |= self.target.order() | {"allowed": self.request.allow_axioms}
-            return await judges.ask(self._header, [self.target.file, file], order, limits)
-        if self._examples is not None and self._named is not None:
+        elif self._examples is not None and self._named is not None:
+            files = [file, self._named]
             order |= {
                 "notes": self._example_names,
                 "names": self._examples.names,
                 "places": self._examples.places,
                 "op": "examples",
             }
-            return await judges.ask(self._header, [file, self._named], order, limits)
-        return await judges.judge(
-            self._header, file, ending, limits, tenant, statements=prints, ran=order["ran"]
-        )
+        return await judges.ask(self._header, files, order, limits_of(self.request))
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
         if found.limit:

@@ -231,7 +231,7 @@ class _Closing:
         self._unknown = unfilled | self._after.holes - {SORRY}
         self._ours = self._markers | unfilled | self._after.holes
         self._given = _Given(kernel, tried, renamed, self._markers, unfilled, self._open)
-        # What Lean made for the source may have other names, or none, in the other file.
+        # The other file may lack what Lean made for the source, or name it otherwise.
         self._made = made[0]
         others = {name: (_OPENED, *name) for name in made[0]}
         self._stated = _Judge(kernel, opened.image, self._made, {**renamed, **others})

@@ -229,20 +229,17 @@ class Judges:
         tenant: str | None = None,
         *,
         statements: bool = True,
-        ran: Sequence[str] = (),
     ) -> Judgement:
         """Judges whether the file compiled from a text with this header is proved.
 
         Args:
             tenant: whose file it is; None: no other file is judged in its process.
             statements: whether to print those of its theorems.
-            ran: constants that the text ran, whose places are wanted.
 
         Raises:
             SandboxError: this machine failed.
         """
         order = {"op": "judge", "ending": ending, "tenant": tenant, "statements": statements}
-        order["ran"] = ran
         return await self.ask(header, [file], order, limits)
 
     async def axioms(
@@ -270,8 +267,9 @@ class Judges:
     async def ask(
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
-        """Judges files by an order: ``verify`` a target and a candidate, or ``examples``, a text's
-        file and one with a name for each of its examples.
+        """Judges files by an order: ``judge`` a text's file, ``verify`` a target and a candidate,
+        or ``examples``, a text's file and one with a name for each of its examples. ``ran`` in an
+        order has the constants that the text ran; their places come back.
 
         Raises:
             SandboxError: this machine failed.

@@ -10,7 +10,7 @@ declarations; only a target can tell.
 Lean has no escapes outside of strings and characters. So keywords and the names of attributes and
 options stand in the text letter by letter, and no program can be hooked in without one. Comments,
 strings, imports and longer identifiers do not count where :mod:`leanq.lean.audit.bare_text` is sure
-of them. Where it is not, the whole text counts as it stands: the answer errs towards True.
+of them. Elsewhere the whole text counts as it stands, so the answer errs towards True.
 
 There are five ways from a text to a program that runs:
 

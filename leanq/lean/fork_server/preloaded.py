@@ -73,8 +73,6 @@ _TREE, _TREE_OF = (
 _FINAL_STATE = "l_Lean_Language_Lean_waitForFinalCmdState_x3f"
 _PROCESS = "l_Lean_Language_Lean_process"
 _NEEDED_FOR_PREFIXES = (_PROCESS, _PARSE, _RESOLVE, _TREE, _TREE_OF, _FINAL_STATE)
-
-
 # The numbers of `Lean.importModules`' scalars among its arguments, and their bits.
 _SCALARS = (2, 0xFFFFFFFF), (4, 0xFF), (5, 0xFF), (6, 0xFF)
 _LETTERS = frozenset("oiD")
@@ -126,7 +124,6 @@ class Preloaded:
         self._main_arguments: tuple[int, int] | None = None
         self._imports: tuple[int, tuple[int, ...]] | None = None
         self._imported = 0
-        self._is_ready = False
         self._empty_environment = 0
         self.unwatched = ""
         """Why nobody sees what a text evaluates; empty if somebody does."""
@@ -209,8 +206,8 @@ class Preloaded:
             self._stop_behind_prefix((code or 0) & 0xFF)
         if self._imports is None:  # it could not even be read
             self._when_ready((code or 0) & 0xFF or 1)
-        # What was imported is kept for good, and children do not count references to it: pages
-        # that are only read stay shared.
+        # These objects stay for good. Children count no references to them, so pages that are only
+        # read stay shared.
         for each in (self._imported, self._imports[0], *self._main_arguments):
             if not each & 1:
                 lean.lean_mark_persistent(_P(each))
@@ -230,7 +227,6 @@ class Preloaded:
             lean.mi_collect(True)
         self._watch()
         rejoin_text(self._text)
-        self._is_ready = True
         self._when_ready((code or 0) & 0xFF)
         os._exit(99)
 

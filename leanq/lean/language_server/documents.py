@@ -36,8 +36,7 @@ log = logging.getLogger("leanq.worker")
 
 
 class Key(NamedTuple):
-    """What texts of one process share: a tenant, the header as they write it, and Lean's
-    options."""
+    """Texts of one process share this: a tenant, the header as they write it, Lean's options."""
 
     tenant: str
     header: str
