@@ -207,14 +207,21 @@ async def test_the_worker_is_killed(mode: str) -> None:
     worker = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, cwd=root)
     assert worker.stdout is not None
     folders = [Path(path) for path in (await worker.stdout.readline()).decode().split()]
-    outers = children(worker.pid)
-    supervisors = [*outers, *(inner for outer in outers for inner in children(outer))]
     assert [folder.is_dir() for folder in folders] == [True, True]
-    assert len(supervisors) == 4
-    # The worker itself, the program, its daemon, and one that waits for its input.
-    await eventually(lambda: len(marked(marker)) == 4)
-    worker.kill()
-    assert await worker.wait() == -signal.SIGKILL
+
+    def supervisors() -> list[int]:
+        outers = children(worker.pid)
+        return [*outers, *(inner for outer in outers for inner in children(outer))]
+
+    try:
+        # The process between outer and inner may not be reaped yet.
+        await eventually(lambda: len(supervisors()) == 4)
+        ends = supervisors()
+        # The worker itself, the program, its daemon, and one that waits for its input.
+        await eventually(lambda: len(marked(marker)) == 4)
+    finally:
+        worker.kill()
+        assert await worker.wait() == -signal.SIGKILL
     await eventually(lambda: marked(marker) == [])
-    await eventually(lambda: not any(map(running, supervisors)))
+    await eventually(lambda: not any(map(running, ends)))
     assert not any(folder.exists() for folder in folders)
