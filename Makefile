@@ -87,7 +87,7 @@ bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper, o
 bench-replay: $(VENV)/dev  ## a replay memory's samples, reading and writing, by its size; ten minutes
 	$(BIN)/python bench/replay.py
 
-servers-test: $(VENV)/dev ## the queue's tests on each server of operations.md's table, as root on Debian; an hour
+servers-test: $(VENV)/dev ## the queue's tests on each server of docs/operations/servers.md, as root on Debian; an hour
 	PYTHONPATH=.:tests $(BIN)/python -m engines.servers $(SERVERS_TEST_OPTIONS)
 
 lowest-test: build/lowest/ready ## fast tests with the lowest releases that pyproject.toml allows; two minutes

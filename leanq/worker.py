@@ -47,7 +47,7 @@ log = logging.getLogger("leanq.worker")
 
 _REMEDY = (
     "it tries again until that is mended: 'leanq doctor' runs every script on this server and says "
-    "which fail, and docs/operations.md names the servers that serve"
+    "which fail, and docs/operations/servers.md names the servers that serve"
 )
 # The part of the grace that is kept for giving work back.
 _RELEASE_S = 1.5

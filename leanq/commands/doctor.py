@@ -259,7 +259,7 @@ def _failed(trial: Trial) -> str:
     first = next(iter(trial.failed.values()))
     return (
         f"no worker can serve there, since {', '.join(trial.failed)} fail: {first}; "
-        "docs/operations.md names the servers that serve; report others that should"
+        "docs/operations/servers.md names the servers that serve; report others that should"
     )
 
 

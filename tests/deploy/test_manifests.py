@@ -34,12 +34,12 @@ from support.fleet.manifests import (
 
 from leanq.cli import cli
 
-# The oldest that docs/operations.md promises, and that of the pods' user namespaces.
+# The oldest that docs/operations/kubernetes.md promises, and that of the pods' user namespaces.
 VERSIONS = ("1.27", "1.33")
 CLUSTER_WIDE = {"Namespace", "PriorityClass"}
 ARCH = "kubernetes.io/arch"
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
-# What the operator provides, as docs/operations.md says.
+# What the operator provides, as docs/operations/kubernetes.md says.
 PROVIDED = {("Secret", "leanq-redis"): {"worker-url", "scaler-url", "ca.pem"}}
 SPOT = "cloud.google.com/gke-spot"
 SPOT_GRACE_S = 15
@@ -69,7 +69,7 @@ def test_schemas(objects: tuple[Object, ...], version: str) -> None:
 
 
 def test_the_oldest_versions_are_named() -> None:
-    said = (ROOT / "docs" / "operations.md").read_text()
+    said = (ROOT / "docs" / "operations" / "kubernetes.md").read_text()
     assert f"Kubernetes {VERSIONS[0]} or newer" in said
     assert "KEDA 2." in said
 
@@ -149,7 +149,7 @@ def test_every_reference_leads_somewhere(objects: tuple[Object, ...]) -> None:
         assert each.spec.get("serviceAccountName", "default") in {*accounts, "default"}
         if name := each.spec.get("priorityClassName"):
             assert named(objects, "PriorityClass", name)
-    said = (ROOT / "docs" / "operations.md").read_text()
+    said = (ROOT / "docs" / "operations" / "kubernetes.md").read_text()
     for (_, name), keys_ in PROVIDED.items():
         assert all(f"`{word}`" in said for word in (name, *keys_))
 
@@ -259,7 +259,7 @@ def test_campaign_workers_have_what_the_page_says(tmp_path: Path) -> None:
     assert found
     known = {word for param in found.params for word in param.opts}
     assert known >= {"--json", "--metrics-port", "--metrics-host"}
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "operations" / "kubernetes.md").read_text()
     (url,) = (item["valueFrom"]["secretKeyRef"] for item in worker.container["env"])
     (claim,) = (
         v["persistentVolumeClaim"]
@@ -293,7 +293,7 @@ def test_gateways_have_what_the_page_says(tmp_path: Path) -> None:
     keys = volumes["keys"]
     assert keys
     assert options["--keys"] == f"{mounts['keys']}/{keys['items'][0]['path']}"
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "operations" / "kubernetes.md").read_text()
     for word in (url["key"], keys["secretName"], keys["items"][0]["key"], "leanq-gateway-client"):
         assert f"`{word}`" in page
     for kind in ("Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"):
@@ -383,7 +383,7 @@ def test_workers_fill_their_machines(name: str) -> None:
 
 
 def test_the_pages_name_machines_that_workers_fill() -> None:
-    for page in ("operations.md", "mathlib.md"):
+    for page in ("operations/kubernetes.md", "mathlib.md"):
         text = (ROOT / "docs" / page).read_text()
         pools = re.findall(r"--spot\b[^`]*?--machine-type=(\S+)", text)
         assert pools
@@ -490,7 +490,7 @@ def test_workers_alone_are_on_spot_machines(name: str) -> None:
         )
         assert (
             f"ssl_ca_certs={mount['mountPath']}/ca.pem"
-            in (ROOT / "docs" / "operations.md").read_text()
+            in (ROOT / "docs" / "operations" / "kubernetes.md").read_text()
         )
 
 

@@ -281,12 +281,13 @@ def test_each_alert_has_a_case_that_sets_it_off_and_one_that_does_not() -> None:
 
 
 def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
-    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "operations" / "alerts.md").read_text()
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     for rule in rules():
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "runbook"}
         assert rule["alert"] in headings
-        anchor = f"docs/operations.md#{rule['alert'].lower()}"
+        anchor = f"docs/operations/alerts.md#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook"] == anchor
     alerts = {rule["alert"] for rule in rules()}
     assert {heading for heading in headings if heading.startswith("LeanQ")} == alerts

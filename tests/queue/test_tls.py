@@ -123,7 +123,7 @@ async def test_without_the_right_certificates_it_says_so(
 async def test_a_certificate_without_the_servers_name_is_a_matter_of_its_own_ca(
     secure: Secure,
 ) -> None:
-    """As docs/operations.md has it for servers whose certificates name an address by CN alone."""
+    """As docs/operations/kubernetes.md has it for certificates that name an address by CN alone."""
     (secure.folder / "both.crt").write_text(
         (secure.folder / "theirs.crt").read_text() + (secure.folder / "ours.crt").read_text()
     )
