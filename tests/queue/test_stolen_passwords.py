@@ -1,4 +1,4 @@
-"""What a stolen password of each role can do, and what it cannot: as docs/guarantees.md says."""
+"""What a stolen password of each role can and cannot do, as docs/operations/security.md says."""
 
 from __future__ import annotations
 
