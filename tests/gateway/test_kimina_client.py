@@ -92,6 +92,9 @@ async def test_the_samples_get_what_the_table_says(
         }
         [late] = await ask(client, kind, gateway.url, snippets[:1], timeout=0)
         assert late["status"] == "timeout_error"
+        blank = [("empty", ""), ("blank", " \n\n")]
+        results = await ask(client, kind, gateway.url, blank)
+        assert [result["status"] for result in results] == ["valid", "valid"], results
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

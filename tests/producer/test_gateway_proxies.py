@@ -11,6 +11,7 @@ import pytest
 from support.cluster import free_ports
 from support.gateway.gateways import Scripted, new_gateway
 from support.gateway.proxies import COMMANDS, proxy
+from support.terminals import Terminal
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
@@ -242,3 +243,25 @@ async def test_a_gateway_restarts_behind_a_proxy_and_nothing_is_lost(
                 assert "client_max_body_size" in str(ends[0])
                 assert ends[1].verdict == "accepted"  # type: ignore[union-attr]
             await lean.__aexit__(None, None, None)
+
+
+@pytest.mark.slow
+async def test_commands_reach_a_gateway_behind_a_path(
+    settings: Settings, scripted: Scripted, terminal: Terminal, no_proxies: None
+) -> None:
+    port, gateway_port = free_ports(2)
+    config = CONFIGS["nginx"].format(folder="{folder}", port=port, gateway=gateway_port)
+    files = [terminal.file(f"{word}.lean", f"-- {word}") for word in ("accepted", "rejected")]
+    async with proxy("nginx", config, port), new_gateway(settings, port=gateway_port):
+        for url in (f"http://127.0.0.1:{port}/leanq", f"http://localhost:{port}/leanq/"):
+            sent = await asyncio.to_thread(terminal.run, "submit", "--json", "--url", url, *files)
+            assert [line["verdict"] for line in sent.lines] == ["accepted", "rejected"], sent.err
+            environ = {"LEANQ_URL": url}
+            words = ("verify", "--target", files[1], files[0], "--json")
+            done = await asyncio.to_thread(terminal.run, *words, environ=environ)
+            assert (done.code, done.lines[0]["verdict"]) == (0, "accepted"), done.err
+        wrong = await asyncio.to_thread(
+            terminal.run, "submit", "--url", f"http://127.0.0.1:{port}/leanq?a=1", *files
+        )
+    assert wrong.code == 2
+    assert "https://HOST:PORT/PATH" in wrong.err
