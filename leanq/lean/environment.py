@@ -41,6 +41,7 @@ from leanq.lean.baked_hashes import baked
 from leanq.lean.builds import check_builds, check_project
 from leanq.lean.files import File, compiled_modules, files_below, library_of, module_names
 from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, make_folders
+from leanq.lean.nearest import nearest
 from leanq.lean.syntax import Header, quote, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
@@ -175,14 +176,21 @@ class Environment:
         """Returns for people which imports are missing, what there is, and what to do."""
         missing = self.missing(split_header(code))
         lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that is needed"
-        found = self.libraries()
-        has = some_of(found, 10) or "no library"
+        has = some_of(self.libraries(), 10) or "no library"
+        near = "".join(map(self._nearest, missing[:2]))
         return (
             f"the environment {self.name!r} {lacks}; it has {has} "
-            f"(Lean {self.toolchain.version}). Choose the environment that has it with --env, "
-            "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that "
-            "is built"
+            f"(Lean {self.toolchain.version}){near}. Choose the environment that has it with "
+            "--env, and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake "
+            "project that is built"
         )
+
+    def _nearest(self, missing: str) -> str:
+        """Returns which modules may have been meant by a missing one; "" for none."""
+        names = (file.removesuffix(".olean").split("/") for file in self.seen)
+        found = nearest(module_parts(missing), names)
+        shown = ", ".join(".".join(map(quote, parts)) for parts in found)
+        return shown and f". Nearest to {missing}: {shown}"
 
     def changed(self) -> bool:
         """Returns whether any of its files has another size, time or inode than at opening; the

@@ -155,7 +155,7 @@ class Targets:
             run = await self._lean.run(slot, ended.text, limits_of(request), options=options)
             outcome = run.outcome
             if outcome.verdict not in ("accepted", "incomplete"):
-                why = self._why(outcome, ended)
+                why = await asyncio.to_thread(self._why, outcome, ended)
                 text = f"the target does not compile: {why}"
                 if outcome.verdict in LEAN_VERDICTS:
                     raise UncompiledError(text, why)

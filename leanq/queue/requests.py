@@ -521,7 +521,7 @@ WITH_GOALS = (*CHECKED, "tactics")
 PROFILED = ("request_id", "verdict", "reason", "profile", "messages", "cpu_s", "wall_s")
 VERIFIED = (*CHECKED, "failed")
 OVER_HTTP = (*VERIFIED, "state", "goals", "fingerprint", "audit_s", "profile")
-STEPPED = ("verdict", "reason", "state", "goals", "messages")
+STEPPED = ("verdict", "reason", "state", "goals", "messages", "cpu_s", "wall_s")
 
 
 def reply_to_json(reply: Reply, fields: Iterable[str]) -> dict[str, Any]:

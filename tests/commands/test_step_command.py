@@ -15,7 +15,7 @@ from support.terminals import Done, Terminal, ended, samples
 from leanq.client import LeanQClient
 from leanq.queue.settings import Settings
 
-FIELDS = ["verdict", "reason", "state", "goals", "messages"]
+FIELDS = ["verdict", "reason", "state", "goals", "messages", "cpu_s", "wall_s"]
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
 
 
@@ -36,6 +36,7 @@ def test_step_by_step(client: Terminal, state: str) -> None:
     (line,) = done.lines
     assert list(line) == FIELDS
     assert line["verdict"] == "incomplete"
+    assert min(line["cpu_s"], line["wall_s"]) > 0
     assert [goal.splitlines()[0] for goal in line["goals"]] == ["case left", "case right"]
     last = client.run("step", line["state"], "-", "--json", stdin=b"exact hp\nexact hq\n")
     assert (last.code, last.err) == (0, "")

@@ -328,7 +328,7 @@ class Library:
     def compile(self, statement: str, name: str = "Library", imports: str = "Core") -> None:
         source = self.folder / f"{name}.lean"
         source.write_text(f"prelude\nimport {imports}\n{statement}\n")
-        command = (*self.core.toolchain.command, "-o", f"{name}.olean", source.name)
+        command = (*self.core.toolchain.command, "-o", f"{name}.olean", f"{name}.lean")
         environ = {"LEAN_PATH": f"{self.core.search_path[0]}:{self.folder}"}
         run = lean_variables_kept(command, environ)
         assert ask(run, {}, self.folder).returncode == 0
@@ -537,6 +537,26 @@ async def test_many_forbidden_axioms_are_counted_and_who_leads_there_is_named(
     )
     assert reply.axioms is not None
     assert len(reply.axioms) == 12
+
+
+async def test_an_unknown_import_is_told_the_nearest_modules(
+    either: Site, library: Library
+) -> None:
+    (library.folder / "Library").mkdir()
+    for name in ("Library/Bar", "Library/Other"):
+        library.compile("theorem bar (p : Prop) (h : p) : p := h", name)
+    driver = await either.one(library.open)
+    head = "prelude\nimport Core\nimport Library\n"
+    reply = await driver.run(check(f"{head}import Library.Br\n"))
+    assert (reply.verdict, reply.reason) == ("rejected", "unknown_import")
+    said = "lacks Library.Br; it has Core, Library"
+    near = "Nearest to Library.Br: Library.Bar"
+    assert said in reply.messages[-1].text
+    assert near in reply.messages[-1].text
+    asked = Request("verify", code=head, target=f"{head}import Library.Br\ntheorem t : x := sorry")
+    error = (await driver.run(asked)).error or ""
+    assert said in error
+    assert near in error
 
 
 async def test_a_byte_order_mark_is_named(site: Site) -> None:

@@ -288,7 +288,9 @@ def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
     assert list(verify) == [*check, "failed"]
     assert all(set(failure) == {"name", "rule", "text"} for failure in verify["failed"])
     step = reply_to_json(reply, STEPPED)
-    assert list(step) == ["verdict", "reason", "state", "goals", "messages"]
+    assert list(step) == [
+        *("verdict", "reason", "state", "goals", "messages", "cpu_s", "wall_s"),
+    ]
     assert json.loads(json.dumps([check, verify, step])) == [check, verify, step]
 
 
