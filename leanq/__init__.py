@@ -1,8 +1,8 @@
 """leanq: Lean 4 on fleets of cheap, preemptible machines.
 
 This package holds the clients, their arguments and results, and the main errors. Every error is in
-:mod:`leanq.errors`; rewards, proof search and replay memory are in :mod:`leanq.trainers`; the
-clients of campaigns are in :mod:`leanq.campaigns`.
+``leanq.errors``; rewards, proof search and replay memory are in ``leanq.trainers``; the
+clients of campaigns are in ``leanq.campaigns``.
 """
 
 from collections.abc import Callable, Mapping

@@ -172,15 +172,16 @@ class AsyncLeanQClient(_Client):
 
     Cancelling a task that waits for a reply withdraws its request.
 
-    >>> async def verdicts(codes):
-    ...     async with AsyncLeanQClient() as lean:
-    ...         one = await lean.check(codes[0])
-    ...         return one.verdict, [result.verdict async for result in lean.amap(codes)]
-    >>> theorem = "theorem t (p : Prop) (h : p) : p := "
-    >>> asyncio.run(verdicts([theorem + "h", theorem + "sorry"]))
-    ('accepted', ['accepted', 'incomplete'])
+    Examples:
+        >>> async def verdicts(codes):
+        ...     async with AsyncLeanQClient() as lean:
+        ...         one = await lean.check(codes[0])
+        ...         return one.verdict, [result.verdict async for result in lean.amap(codes)]
+        >>> theorem = "theorem t (p : Prop) (h : p) : p := "
+        >>> asyncio.run(verdicts([theorem + "h", theorem + "sorry"]))
+        ('accepted', ['accepted', 'incomplete'])
 
-    Its arguments are those of :class:`LeanQClient`.
+    Its arguments are those of ``LeanQClient``.
 
     Raises:
         UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``.
@@ -215,7 +216,7 @@ class AsyncLeanQClient(_Client):
             await route.close(withdraw=withdraw)
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
-        """Returns Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
+        """Returns Lean's verdict on ``code``; arguments and errors as ``LeanQClient.check``."""
         return await self._reply(self._builder.check(code, options))
 
     def amap(
@@ -226,7 +227,7 @@ class AsyncLeanQClient(_Client):
         ordered: bool = True,
         **options: Unpack[Check],
     ) -> AsyncGenerator[Result, None]:
-        """Yields Lean's verdicts on any number of codes; as :meth:`LeanQClient.amap`."""
+        """Yields Lean's verdicts on any number of codes; as ``LeanQClient.amap``."""
         shared = self._builder.shared(options)
         make = self._builder.checks(shared)
 
@@ -251,19 +252,19 @@ class AsyncLeanQClient(_Client):
         holes: Iterable[str] = (),
         **options: Unpack[Check],
     ) -> Reply:
-        """Returns whether ``code`` proves a target; as :meth:`LeanQClient.verify`."""
+        """Returns whether ``code`` proves a target; as ``LeanQClient.verify``."""
         return await self._reply(self._builder.verify(target, code, theorems, holes, options))
 
     async def step(self, state: str, tactic: str, **options: Unpack[Check]) -> Reply:
-        """Returns ``state`` after ``tactic``; as :meth:`LeanQClient.step`."""
+        """Returns ``state`` after ``tactic``; as ``LeanQClient.step``."""
         return await self._reply(self._builder.step(state, tactic, options))
 
     async def export(self, state: str, **options: Unpack[InEnvironment]) -> bytes:
-        """Returns bytes that mean the same state anywhere; as :meth:`LeanQClient.export`."""
+        """Returns bytes that mean the same state anywhere; as ``LeanQClient.export``."""
         return await self._reply(self._builder.export(state, options))
 
     async def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> str:
-        """Returns the state that was exported; as :meth:`LeanQClient.import_`."""
+        """Returns the state that was exported; as ``LeanQClient.import_``."""
         return await self._reply(self._builder.import_(exported, options))
 
     async def echo(
@@ -283,7 +284,7 @@ class AsyncLeanQClient(_Client):
     def campaigns(self) -> AsyncCampaignsClient:
         """Runs whole data sets as campaigns, which go on without this client.
 
-        See :class:`AsyncCampaignsClient`.
+        See ``AsyncCampaignsClient``.
         """
         from leanq.campaigns.client import AsyncCampaignsClient
 
@@ -333,16 +334,17 @@ class LeanQClient(_Client, FutureClient):
     inherited belong to the parent, and raise UsageError in the child. A copy by pickle
     connects at its first use; it holds the URL's password, or the key.
 
-    >>> theorem = "theorem t (p : Prop) (h : p) : p := "
-    >>> with LeanQClient() as lean:
-    ...     verdicts = [each.verdict for each in lean.map([theorem + "h", theorem + "nonsense"])]
-    ...     [hole] = lean.check(theorem + "by sorry").result().sorries
-    ...     step = lean.step(hole.state, "exact h").result()
-    >>> verdicts, hole.goal, step.verdict
-    (['accepted', 'rejected'], 'p : Prop\\nh : p\\n⊢ p', 'accepted')
+    Examples:
+        >>> theorem = "theorem t (p : Prop) (h : p) : p := "
+        >>> with LeanQClient() as lean:
+        ...     verdicts = [each.verdict for each in lean.map([theorem + "h", theorem + "no"])]
+        ...     [hole] = lean.check(theorem + "by sorry").result().sorries
+        ...     step = lean.step(hole.state, "exact h").result()
+        >>> verdicts, hole.goal, step.verdict
+        (['accepted', 'rejected'], 'p : Prop\\nh : p\\n⊢ p', 'accepted')
 
     Args:
-        url: the Redis, or :class:`Settings` with further choices; or a gateway, ``https://HOST``
+        url: the Redis, or ``Settings`` with further choices; or a gateway, ``https://HOST``
             or, on this machine, ``http://``. Several Redises are clusters, and each request goes
             to one of them; one text can name them: ``redis://A*3 redis://B*1``. By default
             ``LEANQ_URL``, else inside Ray the queue of the cluster's scaler, else that of the
@@ -379,7 +381,7 @@ class LeanQClient(_Client, FutureClient):
     def campaigns(self) -> CampaignsClient:
         """Runs whole data sets as campaigns, which go on without this client.
 
-        See :class:`CampaignsClient`.
+        See ``CampaignsClient``.
         """
         return self._campaigns()
 
@@ -388,12 +390,13 @@ class LeanQClient(_Client, FutureClient):
 
         A future ends with LostError if the server knows neither its request nor its reply.
 
-        >>> with LeanQClient() as first:
-        ...     future = first.check("theorem t (p : Prop) (h : p) : p := h")
-        ...     verdict = future.result().verdict
-        >>> [again] = lean.attach([future.request_id])
-        >>> again.result().verdict == verdict
-        True
+        Examples:
+            >>> with LeanQClient() as first:
+            ...     future = first.check("theorem t (p : Prop) (h : p) : p := h")
+            ...     verdict = future.result().verdict
+            >>> [again] = lean.attach([future.request_id])
+            >>> again.result().verdict == verdict
+            True
         """
         futures: list[LeanQFuture[Reply]] = [
             LeanQFuture(self._builder.request_id(request_id))

@@ -50,26 +50,28 @@ from leanq.worker import Worker
 
 
 class Pool(FutureClient):
-    """Checks and steps on this machine, with the methods of :class:`leanq.LeanQClient`.
+    """Checks and steps on this machine, with the methods of ``leanq.LeanQClient``.
 
     Requests run by priority, and then in the order of the calls. There is one caller, so a
     ``tenant`` means nothing here; a ``request_id`` is only a name. A future is ``running()`` while
     its request has a slot.
 
-    >>> code = "prelude\\nimport Core\\ntheorem t (p : Prop) (h : p) : p := sorry"
-    >>> with Pool(slots=1) as pool:
-    ...     [goal] = pool.check(code).result().sorries
-    ...     pool.step(goal.state, "exact h").result().verdict
-    'accepted'
+    Examples:
+        >>> code = "prelude\\nimport Core\\ntheorem t (p : Prop) (h : p) : p := sorry"
+        >>> with Pool(slots=1) as pool:
+        ...     [goal] = pool.check(code).result().sorries
+        ...     pool.step(goal.state, "exact h").result().verdict
+        'accepted'
 
-    In asyncio, wrap its futures, or iterate over :meth:`amap`; neither blocks the event loop:
+    In asyncio, wrap its futures, or iterate over ``amap``; neither blocks the event loop:
 
-    >>> async def verdict(pool):
-    ...     reply = await asyncio.wrap_future(pool.check(code.replace("sorry", "h")))
-    ...     return reply.verdict, [result.verdict async for result in pool.amap([code])]
-    >>> with Pool(slots=1) as pool:
-    ...     asyncio.run(verdict(pool))
-    ('accepted', ['incomplete'])
+    Examples:
+        >>> async def verdict(pool):
+        ...     reply = await asyncio.wrap_future(pool.check(code.replace("sorry", "h")))
+        ...     return reply.verdict, [result.verdict async for result in pool.amap([code])]
+        >>> with Pool(slots=1) as pool:
+        ...     asyncio.run(verdict(pool))
+        ('accepted', ['incomplete'])
 
     Args:
         environments: for each environment's name, a Lake project or a folder of compiled modules.

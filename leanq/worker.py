@@ -2,7 +2,7 @@
 
 It opens its drivers, joins the fleet, works, drains and leaves. It waits for a server that cannot
 be reached, also at the start, since servers and workers may start together. The program that runs a
-worker turns SIGTERM into :meth:`Worker.stop`.
+worker turns SIGTERM into ``Worker.stop``.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Worker:
     Args:
         drivers: one for each environment that it offers.
         slots: requests at a time.
-        grace_s: seconds from :meth:`stop` to the end, unless the call names others.
+        grace_s: seconds from ``stop`` to the end, unless the call names others.
         shards: its connections to the shards, in order; its own unless given.
 
-    Raises (from :meth:`run`):
+    Raises (from ``run``):
         UsageError: living workers serve the queue with another number of shards, or lease.
         WorkerError: a driver cannot serve here, at the start or several times in a row. If Lean
             ceases to work, the worker claims nothing and tries Lean after growing pauses. It ends
@@ -133,7 +133,7 @@ class Worker:
         return max((each.requests.longest_run_s for each in self.consumers), default=0.0)
 
     async def run(self) -> None:
-        """Works until :meth:`stop`, then drains."""
+        """Works until ``stop``, then drains."""
         async with contextlib.AsyncExitStack() as at_end:
             for consumer in self.consumers:
                 at_end.push_async_callback(consumer.close)

@@ -57,7 +57,7 @@ class Campaign:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Self:
-        """Returns the campaign that ``spec`` describes; the inverse of :meth:`spec`."""
+        """Returns the campaign that ``spec`` describes; the inverse of ``spec``."""
         fields, plan = Fields(**spec["fields"]), Plan(**spec["plan"])
         return cls(spec["data"], spec["out"], fields, plan, spec.get("replay"))
 
@@ -94,7 +94,7 @@ class Campaign:
         Args:
             retry: if results exist, check those of their records again that have no verdict of
                 Lean's.
-            dataset: the data, if it is no file, such as a :class:`.RowsDataset`. It has fields of
+            dataset: the data, if it is no file, such as a ``RowsDataset``. It has fields of
                 its own, and ``data`` only names it.
             name: the name under which its cost is counted, instead of that of its results.
 
@@ -103,7 +103,7 @@ class Campaign:
             UsageError: the campaign cannot use the data or the results, or all first rows lack a
                 field.
             UnavailableError, UnknownEnvironmentError, ToolchainError: as
-                :meth:`.coordinator.Coordinator.run`.
+                ``coordinator.Coordinator.run``.
         """
         if dataset is None:
             dataset = open_dataset(self.data, self.fields)
@@ -152,7 +152,7 @@ class Campaign:
         memory.add(reply, text, earned=earned, tags=tags)
 
     def write_spec(self) -> None:
-        """Writes the file that :meth:`of_results` reads; raises UsageError."""
+        """Writes the file that ``of_results`` reads; raises UsageError."""
         found = replace(self, data=os.path.abspath(self.data), out=os.path.abspath(self.out))
         with replacing(self.out + SPEC_SUFFIX) as stream:
             # Allowed axioms may be any iterable.

@@ -43,7 +43,7 @@ _CONNECT_S, _TIMEOUT_S = 10.0, 60.0
 
 
 class CampaignsClient:
-    """The ``campaigns`` of a :class:`LeanQClient`: whole data sets that the fleet's campaign
+    """The ``campaigns`` of a ``LeanQClient``: whole data sets that the fleet's campaign
     workers check. They go on when this client ends.
 
     ::
@@ -80,7 +80,7 @@ class CampaignsClient:
 
         If the answer is lost (UnavailableError), the campaign may have started. With a
         ``request_id``, the same call returns that campaign; otherwise look for it with
-        :meth:`list`.
+        ``list``.
 
         Args:
             rows: each with ``id`` and ``code`` (a text, or a list of attempts); all of them or none
@@ -179,7 +179,7 @@ def _awaited(
 
 
 class AsyncCampaignsClient:
-    """The ``campaigns`` of an :class:`AsyncLeanQClient`: the methods of ``blocking``, to await."""
+    """The ``campaigns`` of an ``AsyncLeanQClient``: the methods of ``blocking``, to await."""
 
     def __init__(self, blocking: CampaignsClient) -> None:
         self.blocking = blocking

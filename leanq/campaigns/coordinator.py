@@ -58,7 +58,7 @@ class Plan:
     """How a campaign's rows are checked; raises UsageError for invalid options.
 
     Attributes:
-        options: those of each check, as in :class:`~leanq.producer.request_builder.Check`.
+        options: those of each check, as in ``leanq.producer.request_builder.Check``.
         window: requests in flight at a time.
         first_success: whether a problem's other attempts are cancelled at its first success.
     """

@@ -50,7 +50,7 @@ class Journal:
 
     Attributes:
         cursor: the line of the first row that is not done.
-        counts: records by :func:`kind`.
+        counts: records by ``kind``.
         unsolved: problems that were added and are not solved.
 
     Raises:

@@ -85,7 +85,7 @@ def read_results(path: str) -> Iterator[dict[str, Any]]:
 
 
 def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
-    """Replaces the file at ``path`` by one with ``records``; raises as :func:`.replacing`."""
+    """Replaces the file at ``path`` by one with ``records``; raises as ``replacing``."""
     # Before anything is written: pyarrow may be missing.
     schema = _schema(pyarrow(path)[0]) if is_parquet(path) else None
     with replacing(path) as stream:

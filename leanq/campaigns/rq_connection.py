@@ -45,7 +45,7 @@ def require_rq() -> None:
 
 @contextlib.contextmanager
 def rq_connection(url: str, timeout_s: float | None = None) -> Iterator[redis.Redis]:
-    """Yields a connection to RQ's Redis at ``url``; raises as :func:`submitted_campaigns`.
+    """Yields a connection to RQ's Redis at ``url``; raises as ``submitted_campaigns``.
 
     Without ``timeout_s`` it waits without end, as workers need that wait for jobs.
     """

@@ -40,7 +40,7 @@ _BAD_ROWS_KEPT = 20
 def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     """Runs or resumes a campaign in the queue at LEANQ_URL.
 
-    Returns records by :func:`.journal.kind` if the campaign has finished; otherwise RQ's order to
+    Returns records by ``journal.kind`` if the campaign has finished; otherwise RQ's order to
     run the job again. Raises CampaignError if it was cancelled, or would fail again.
     """
     job = rq.get_current_job()

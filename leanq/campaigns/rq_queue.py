@@ -45,7 +45,7 @@ from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 RETRIES = 1_000_000
 
 DIGEST = "digest"
-"""The name in a job's meta of the digest that :meth:`Campaigns.submit_once` got."""
+"""The name in a job's meta of the digest that ``Campaigns.submit_once`` got."""
 
 _RESULT_TTL_S = 30 * 86_400
 _FAILURE_TTL_S = 365 * 86_400
@@ -122,7 +122,7 @@ class CampaignStatus(SubmittedCampaign):
         after: the campaigns that a waiting one waits for.
         resumed: what the last coordinator found done, if it resumed the campaign.
         error: why the campaign failed, or why its next start is delayed.
-        digest: the one that :meth:`Campaigns.submit_once` got.
+        digest: the one that ``Campaigns.submit_once`` got.
     """
 
     campaign: Campaign
@@ -226,7 +226,7 @@ class Campaigns:
                 self.requeue_resumed(id_)
 
     def cancel(self, id_: str) -> None:
-        """Ends a campaign; its journal stays, for :meth:`retry`."""
+        """Ends a campaign; its journal stays, for ``retry``."""
         job = self._expect(id_, "waiting", "scheduled", "queued", "running", "pausing", "paused")
         write_control(job, command="cancel")
         if not job.is_started:

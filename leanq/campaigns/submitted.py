@@ -99,7 +99,7 @@ def submit_rows(
             the campaign is submitted once.
 
     Raises:
-        UsageError, OSError: as :func:`write_campaign`.
+        UsageError, OSError: as ``write_campaign``.
         ConflictError: other rows or options came with that request id.
     """
     own = folder_of(folder, plan.options["tenant"])

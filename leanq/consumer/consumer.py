@@ -2,7 +2,7 @@
 
 One task, the *consumer*, makes all calls to the shard, one at a time. So after each call it can
 compare what the worker holds with what the server believes it holds. A second task, the *listener*,
-blocks on the environments' wake-ups. :mod:`leanq.consumer.claim_state` says when a claim is due.
+blocks on the environments' wake-ups. ``leanq.consumer.claim_state`` says when a claim is due.
 
 A call whose answer was lost may have happened. The consumer sends its settlements again, and
 reconciles the requests of a lost claim from the processing list.

@@ -223,7 +223,7 @@ def page_at(
     healthy: Callable[[], bool] = lambda: True,
     host: str = "127.0.0.1",
 ) -> contextlib.AbstractContextManager[object]:
-    """Returns a :class:`Page`, and logs its port; nothing if no port was named for it."""
+    """Returns a ``Page``, and logs its port; nothing if no port was named for it."""
     if port is None:
         return contextlib.nullcontext()
     page = Page(port, read, healthy, host)

@@ -25,7 +25,7 @@ def columns(
 
 
 def table(rows: Sequence[Mapping[str, str]], *, left: Collection[str] | None = None) -> list[str]:
-    """Returns rows of cells by title as :func:`columns` does; no line without rows."""
+    """Returns rows of cells by title as ``columns`` does; no line without rows."""
     return columns([*rows[0]], [[*row.values()] for row in rows], left=left) if rows else []
 
 

@@ -79,7 +79,7 @@ def reference(kind: type[Struct]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, kinds: Sequence[type[Struct]], examples: Mapping[str, Any]) -> None:
-    """Adds the types that :func:`reference` names to the description of ``app``.
+    """Adds the types that ``reference`` names to the description of ``app``.
 
     ``examples`` has an example of a type, by its name.
     """

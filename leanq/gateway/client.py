@@ -89,7 +89,7 @@ class GatewayClient(AsyncLeanQClient):
     def checks(
         self, key: Hashable, options: Callable[[], Check]
     ) -> Callable[[str], PreparedRequest[Reply]]:
-        """As :meth:`RequestBuilder.checks`, but remembers the options of earlier requests.
+        """As ``RequestBuilder.checks``, but remembers the options of earlier requests.
 
         ``key`` is equal only for equal options.
         """
@@ -217,7 +217,7 @@ class GatewayClient(AsyncLeanQClient):
             pending.ended(Reply("cancelled", reason="withdrawn"))
 
     async def patient_reply(self, tenant: str, prepared: PreparedRequest[Any]) -> Reply:
-        """Returns the reply of a new request, as :meth:`reply`; waits while the queue is full."""
+        """Returns the reply of a new request, as ``reply``; waits while the queue is full."""
         while True:
             try:
                 return await self.reply(self.submit(tenant, prepared, None), withdraw=True)

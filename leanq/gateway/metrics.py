@@ -145,7 +145,7 @@ class Measured:
 class Readiness:
     """Tells load balancers if this gateway takes requests; not once it is ``ending``.
 
-    ``late_s``: how late :meth:`watch` woke, in seconds, all times together. Requests wait as long
+    ``late_s``: how late ``watch`` woke, in seconds, all times together. Requests wait as long
     for their turns in the loop.
     """
 

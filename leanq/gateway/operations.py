@@ -25,7 +25,7 @@ async def prepared_of(
 ) -> PreparedRequest[Any]:
     """Returns the request that a body asks for, on behalf of the key's tenant.
 
-    Raises UsageError for a malformed field; else as :func:`options_of_state`.
+    Raises UsageError for a malformed field; else as ``options_of_state``.
     """
     if not isinstance(body, Step):
         return prepared_text(body, key, access, lean)
@@ -39,7 +39,7 @@ def _options_of(body: Any, *more: str) -> Check:
 
 
 def prepared_text(body: Any, key: Key, access: Access, lean: GatewayClient) -> PreparedRequest[Any]:
-    """Does the same for bodies that need no look at the queue; raises as :func:`prepared_of`."""
+    """Does the same for bodies that need no look at the queue; raises as ``prepared_of``."""
     env = access.environment(key, body.environment)
     where: Check = {"tenant": key.tenant, "env": env}
     if isinstance(body, Verify):

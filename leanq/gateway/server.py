@@ -63,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 class GatewayServer:
-    """The application on a socket. After :meth:`stop`, requests go on for at most ``grace_s``.
+    """The application on a socket. After ``stop``, requests go on for at most ``grace_s``.
 
     Attributes:
         connections: those that it holds.

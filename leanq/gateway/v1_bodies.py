@@ -123,7 +123,7 @@ Result: Any = _as_object(Reply, "Result", OVER_HTTP, more_theorems=0, tactics=[]
 
 
 def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
-    """Returns a reply as a :data:`Result`, in values that JSON has."""
+    """Returns a reply as a ``Result``, in values that JSON has."""
     asked = ("tactics",) if reply.tactics else ()
     return {**reply_to_json(reply, (*OVER_HTTP, *asked)), "request_id": request_id}
 

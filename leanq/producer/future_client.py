@@ -1,6 +1,6 @@
-"""Operations that return futures at once, for :class:`leanq.LeanQClient` and :class:`leanq.Pool`.
+"""Operations that return futures at once, for ``leanq.LeanQClient`` and ``leanq.Pool``.
 
-A :class:`LoopThread`, which runs an event loop, has the route that carries the requests.
+A ``LoopThread``, which runs an event loop, has the route that carries the requests.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class LeanQFuture(Future[_T]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Returns the request's error, if it ended with one; waits and raises as :meth:`result`."""
+        """Returns the request's error, if it ended with one; waits and raises as ``result``."""
         self._check_may_wait("exception()")
         return super().exception(timeout)
 
@@ -272,17 +272,18 @@ class FutureClient:
             thread.stop(lambda: route.close(withdraw=withdraw))
 
     def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
-        """Checks ``code`` with Lean, and returns a future of a :class:`Reply`.
+        """Checks ``code`` with Lean, and returns a future of a ``Reply``.
 
         If code is incomplete, each ``sorry`` comes back with its goal and a state.
 
-        >>> reply = lean.check("theorem t (p q : Prop) (h : p) : q := h", timeout_s=10).result()
-        >>> reply.verdict, reply.reason, reply.messages[0].line
-        ('rejected', 'lean_error', 1)
+        Examples:
+            >>> reply = lean.check("theorem t (p q : Prop) (h : p) : q := h", timeout_s=10).result()
+            >>> reply.verdict, reply.reason, reply.messages[0].line
+            ('rejected', 'lean_error', 1)
 
         Args:
             code: Lean source, header included.
-            options: those of :class:`Check`, :class:`InEnvironment` and :class:`SubmitOptions`.
+            options: those of ``Check``, ``InEnvironment`` and ``SubmitOptions``.
 
         Raises:
             UsageError: a malformed argument; nothing is sent. The future itself may end with
@@ -300,52 +301,55 @@ class FutureClient:
         holes: Iterable[str] = (),
         **options: Unpack[Check],
     ) -> LeanQFuture[Reply]:
-        """Judges whether ``code`` proves a target, and returns a future of a :class:`Reply`.
+        """Judges whether ``code`` proves a target, and returns a future of a ``Reply``.
 
         ``accepted`` means that the candidate proves all theorems of the target, by the same
         statements. Otherwise the reply's ``failed`` says which theorem failed by which rule.
 
-        >>> target = "theorem t (p : Prop) (h : p) : p := sorry"
-        >>> lean.verify(target, "theorem t (p : Prop) (h : p) : p := h").result().verdict
-        'accepted'
-        >>> other = lean.verify(target, "theorem t (p : Prop) (h : p) : p ∨ p := .inl h").result()
-        >>> other.verdict, [(failure.name, failure.rule) for failure in other.failed]
-        ('rejected', [('t', 'type_differs')])
+        Examples:
+            >>> target = "theorem t (p : Prop) (h : p) : p := sorry"
+            >>> lean.verify(target, "theorem t (p : Prop) (h : p) : p := h").result().verdict
+            'accepted'
+            >>> code = "theorem t (p : Prop) (h : p) : p ∨ p := .inl h"
+            >>> other = lean.verify(target, code).result()
+            >>> other.verdict, [(failure.name, failure.rule) for failure in other.failed]
+            ('rejected', [('t', 'type_differs')])
 
         Args:
             target: Lean source whose proofs are ``sorry``; ``None`` if ``theorems`` are given.
             code: the candidate: Lean source, header included.
             theorems: instead of a target, names of statements in the environment.
             holes: names in the target whose values the candidate may choose.
-            options: as of :meth:`check`.
+            options: as of ``check``.
 
         Raises:
-            UsageError: as of :meth:`check`, or both or none of a target and theorems.
+            UsageError: as of ``check``, or both or none of a target and theorems.
         """
         return self._start(self._builder.verify(target, code, theorems, holes, options))
 
     def step(self, state: str, tactic: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
-        """Runs ``tactic`` on ``state``, and returns a future of a :class:`Reply`.
+        """Runs ``tactic`` on ``state``, and returns a future of a ``Reply``.
 
         The verdict is ``accepted`` when nothing is left to prove. ``incomplete`` comes with the
         next state and its goals, ``rejected`` with Lean's messages, whose places are in the tactic.
-        Only this state's hole is judged: other ``sorry``\\ s of its source stay as they are.
+        Only this state's hole is judged: other ``sorry``s of its source stay as they are.
 
-        >>> code = "theorem t (p q : Prop) (h : p) (g : q) : p ∧ q := by sorry"
-        >>> [hole] = lean.check(code).result().sorries
-        >>> step = lean.step(hole.state, "constructor").result()
-        >>> step.verdict, len(step.goals)
-        ('incomplete', 2)
-        >>> lean.step(step.state, "exact h\\nexact g").result().verdict
-        'accepted'
+        Examples:
+            >>> code = "theorem t (p q : Prop) (h : p) (g : q) : p ∧ q := by sorry"
+            >>> [hole] = lean.check(code).result().sorries
+            >>> step = lean.step(hole.state, "constructor").result()
+            >>> step.verdict, len(step.goals)
+            ('incomplete', 2)
+            >>> lean.step(step.state, "exact h\\nexact g").result().verdict
+            'accepted'
 
         Args:
             state: a state's id, from a reply.
             tactic: one or several tactics, as they would stand after ``by``.
-            options: as of :meth:`check`.
+            options: as of ``check``.
 
         Raises:
-            UsageError: as of :meth:`check`. The future may also end with UnknownStateError.
+            UsageError: as of ``check``. The future may also end with UnknownStateError.
         """
         return self._start(self._builder.step(state, tactic, options))
 
@@ -356,10 +360,11 @@ class FutureClient:
     def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> LeanQFuture[str]:
         """Imports an exported state, and returns a future of its id here.
 
-        >>> [hole] = lean.check("theorem t (p : Prop) (h : p) : p := by sorry").result().sorries
-        >>> exported = lean.export(hole.state).result()
-        >>> lean.import_(exported).result() == hole.state
-        True
+        Examples:
+            >>> [hole] = lean.check("theorem t (p : Prop) (h : p) : p := by sorry").result().sorries
+            >>> exported = lean.export(hole.state).result()
+            >>> lean.import_(exported).result() == hole.state
+            True
 
         Raises:
             RecipeError: the bytes are damaged, or no exported state.
@@ -380,7 +385,7 @@ class FutureClient:
         ordered: bool = True,
         **options: Unpack[Check],
     ) -> Generator[Result, None, None]:
-        """Checks any number of codes with Lean, and yields a :class:`Result` for each.
+        """Checks any number of codes with Lean, and yields a ``Result`` for each.
 
         The thread that iterates reads the codes as they are needed. If a code or its request is
         faulty, its result has the ``error``.
@@ -394,12 +399,13 @@ class FutureClient:
         import a module that the environment lacks, or lack a judge that works, the log
         ``leanq.client`` warns of it once.
 
-        >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
-        >>> for result in lean.map(codes):
-        ...     print(result.index, result.verdict, result.error)
-        0 accepted None
-        1 rejected None
-        2 None there is no Lean code to check: the text is empty
+        Examples:
+            >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
+            >>> for result in lean.map(codes):
+            ...     print(result.index, result.verdict, result.error)
+            0 accepted None
+            1 rejected None
+            2 None there is no Lean code to check: the text is empty
 
         Args:
             codes: Lean sources, from an iterable that may be endless.
@@ -407,7 +413,7 @@ class FutureClient:
                 them may be outstanding, so let it be several times the fleet's slots.
             ordered: whether results come in the order of the codes rather than as they finish. In
                 order, a late one holds up at most ``window`` others.
-            options: as of :meth:`check`, the same for all codes; ``request_id`` is not allowed.
+            options: as of ``check``, the same for all codes; ``request_id`` is not allowed.
 
         Raises:
             UsageError: a malformed option, at once.
@@ -424,16 +430,17 @@ class FutureClient:
         ordered: bool = True,
         **options: Unpack[Check],
     ) -> AsyncGenerator[Result, None]:
-        """Does the same as :meth:`map`, for ``async for`` in any event loop.
+        """Does the same as ``map``, for ``async for`` in any event loop.
 
         A task in the loop that iterates reads the codes, also while a result is awaited or in use.
         If that ``async for`` is left early, outstanding requests are withdrawn once the loop
         collects the iterator. ``contextlib.aclosing`` withdraws them before going on.
 
-        >>> async def verdicts(codes):
-        ...     return [result.verdict async for result in lean.amap(codes)]
-        >>> asyncio.run(verdicts(["theorem t (p : Prop) (h : p) : p := h"]))
-        ['accepted']
+        Examples:
+            >>> async def verdicts(codes):
+            ...     return [result.verdict async for result in lean.amap(codes)]
+            >>> asyncio.run(verdicts(["theorem t (p : Prop) (h : p) : p := h"]))
+            ['accepted']
         """
         return astream(*self._sender(options), codes, window, ordered)
 

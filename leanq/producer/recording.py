@@ -1,7 +1,7 @@
 """Keeps a client's requests and their replies as training data, in a journal of its own.
 
 A journal is a file of lines. Each has the CRC-32 of the rest as eight hexadecimal digits, a blank,
-and a :class:`Recorded` as JSON without line breaks. Only one client writes it, a line at a time. So
+and a ``Recorded`` as JSON without line breaks. Only one client writes it, a line at a time. So
 however its process ends, at most the last line is torn. Readers skip damaged lines, which their
 sums give away. ``leanq export-traces`` makes tables of any number of journals.
 """

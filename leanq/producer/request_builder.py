@@ -64,7 +64,7 @@ class SubmitOptions(TypedDict, total=False):
 
 
 class InEnvironment(SubmitOptions, total=False):
-    """Options of an operation in one environment, in addition to :class:`SubmitOptions`.
+    """Options of an operation in one environment, in addition to ``SubmitOptions``.
 
     Attributes:
         env: the environment, as a worker offers it. The default is the state's environment if a
@@ -75,7 +75,7 @@ class InEnvironment(SubmitOptions, total=False):
 
 
 class Check(InEnvironment, total=False):
-    """Options of a check or a tactic, in addition to :class:`InEnvironment`.
+    """Options of a check or a tactic, in addition to ``InEnvironment``.
 
     Attributes:
         timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.

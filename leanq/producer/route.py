@@ -47,7 +47,7 @@ class ClientTimings:
 
 @dataclass(frozen=True)
 class RouteOptions:
-    """A client's choices for its way to the queue, see :class:`leanq.LeanQClient`.
+    """A client's choices for its way to the queue, see ``leanq.LeanQClient``.
 
     ``shares_ends``: whether the client still hears of a request's end after another client attaches
     to the request.

@@ -244,7 +244,7 @@ class ShardClient:
         self.down_since: dict[str, float] = {}
 
     async def open(self) -> None:
-        """Starts the three tasks; raises as :meth:`Shard.environments` and :func:`check_shape`."""
+        """Starts the three tasks; raises as ``Shard.environments`` and ``check_shape``."""
         # Read the script now: that imports modules, and a fork during an import inherits half of
         # it.
         script_text("submit")

@@ -65,7 +65,7 @@ class Result:
 def stream(
     send: Send, environment: str, codes: Iterable[str], window: int, ordered: bool
 ) -> Generator[Result, None, None]:
-    """Yields the results of ``codes``, which ``send`` sends; as :meth:`LeanQClient.map`."""
+    """Yields the results of ``codes``, which ``send`` sends; as ``LeanQClient.map``."""
     return _results(_Window(send, environment, window, ordered), iter(_many(codes)))
 
 
@@ -76,7 +76,7 @@ def astream(
     window: int,
     ordered: bool,
 ) -> AsyncGenerator[Result, None]:
-    """Yields the results of ``codes``, which ``send`` sends; as :meth:`LeanQClient.amap`."""
+    """Yields the results of ``codes``, which ``send`` sends; as ``LeanQClient.amap``."""
     source = codes if isinstance(codes, AsyncIterable) else iter(_many(codes))
     return _aresults(_Window(send, environment, window, ordered), source)
 

@@ -206,7 +206,7 @@ class Link:
         """Sends commands at once, and returns the server's answers as they are on the wire.
 
         It serves frequent commands: redis-py's own methods cost three times as much. Raises as
-        :meth:`call`.
+        ``call``.
         """
 
         async def converse(client: redis.Redis) -> list[Any]:
@@ -223,7 +223,7 @@ class Link:
         *,
         comes: bool,
     ) -> Any:
-        """Runs a script and returns its answer; raises as :meth:`call`.
+        """Runs a script and returns its answer; raises as ``call``.
 
         The script runs as a function if the server has its library or lets this user load it.
         Otherwise it runs as a script, which costs the server more. ``uploads`` are commands sent
@@ -237,7 +237,7 @@ class Link:
         )
 
     async def load(self, scripts: Iterable[str]) -> None:
-        """Loads scripts for users who may call but not load them; raises as :meth:`call`.
+        """Loads scripts for users who may call but not load them; raises as ``call``.
 
         Each goes as a library, or as a script if the server or this user has no libraries. They are
         loaded again when this connection finds that the server has lost them.

@@ -168,10 +168,10 @@ value, and when that was, in seconds since 1970."""
 
 
 def note_exemplar(name_and_labels: tuple[str, ...], trace_id: str, value: float) -> None:
-    """Keeps a trace as the example of a metric in :data:`WORKER` or :data:`GATEWAY`."""
+    """Keeps a trace as the example of a metric in ``WORKER`` or ``GATEWAY``."""
     EXEMPLARS[name_and_labels] = trace_id, value, time.time()
 
 
 def count(name: str, *labels: str) -> None:
-    """Adds one to a metric in :data:`WORKER` or :data:`GATEWAY`."""
+    """Adds one to a metric in ``WORKER`` or ``GATEWAY``."""
     COUNTS[name, *labels] += 1

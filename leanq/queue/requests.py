@@ -1,7 +1,7 @@
 """Requests and replies, and the words that they use.
 
 They are msgspec records: each declaration also says how to read the record from the wire, with
-every field's type checked (:mod:`leanq.queue.wire`). ``msgspec.structs.replace`` makes copies.
+every field's type checked (``leanq.queue.wire``). ``msgspec.structs.replace`` makes copies.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=Tru
         wall_s: budget of wall time, in seconds; it stops a Lean that waits.
         tenant: whose request it is; the worker sets it, whatever the client sent.
 
-    For the others see :class:`leanq.Check` and :class:`leanq.SubmitOptions`.
+    For the others see ``leanq.Check`` and ``leanq.SubmitOptions``.
     """
 
     op: Operation
@@ -324,7 +324,7 @@ class Failure(Struct, frozen=True, array_like=True):
 
     Attributes:
         name: the theorem's full name, or another name of the target.
-        rule: the rule that it breaks, one of :data:`Rule`.
+        rule: the rule that it breaks, one of ``Rule``.
         text: what was expected and what came, for people.
     """
 
@@ -413,12 +413,12 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
             of the audit alone (part of ``wall_s``).
         warm: whether requests with the same first affinity would be fast on this worker now. A
             driver tells its own worker; it is not sent.
-        content: identifies a request that comes again, see :func:`content_of`; "" if unknown.
+        content: identifies a request that comes again, see ``content_of``; "" if unknown.
         way: how Lean got the beginning of a step's text; not sent either.
         tactics: the tactics of the text's proofs with the goals before each, if the request asked
             for them; at most ``MAX_GOALS_BYTES``.
         profile: where Lean spent its time, if the request asked for that.
-        spent: where its time went; see :mod:`leanq.fleet.timeline`.
+        spent: where its time went; see ``leanq.fleet.timeline``.
         submitted_ms: when it was submitted, in milliseconds since 1970 by the server's clock; 0 if
             unknown. It stands last, where ``lua/parts/submit_time.lua`` finds it.
     """
@@ -480,12 +480,13 @@ def content_of(environment: str, digest: str) -> str:
 def reward(verdict: Verdict | None) -> float:
     """Returns a candidate's reward: 1 for ``accepted``, 0 if Lean or the judge refused it.
 
-    >>> [reward(verdict) for verdict in ("accepted", "rejected", "incomplete")]
-    [1.0, 0.0, 0.0]
-    >>> reward("timeout")
-    Traceback (most recent call last):
-        ...
-    leanq.errors.NoRewardError: timeout says nothing about the proof, so it earns neither 1 nor 0...
+    Examples:
+        >>> [reward(verdict) for verdict in ("accepted", "rejected", "incomplete")]
+        [1.0, 0.0, 0.0]
+        >>> reward("timeout")
+        Traceback (most recent call last):
+            ...
+        leanq.errors.NoRewardError: timeout says nothing about the proof, so it earns...
 
     Raises:
         NoRewardError: for every other verdict, which says nothing about the proof.

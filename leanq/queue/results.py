@@ -148,7 +148,7 @@ class Settlement(Struct, frozen=True):
             remembered; else ``""``.
         warm: whether its worker would be fast now at others with the same first affinity.
         way: how Lean got its prefix, to be counted; ``""`` for none.
-        times: how long it waited and ran, see :func:`times_of`; sent with the next heartbeat.
+        times: how long it waited and ran, see ``times_of``; sent with the next heartbeat.
         cpu_ms: the CPU time that Lean and the judge took for it.
     """
 
@@ -181,7 +181,7 @@ def _rounded_ms(s: float) -> int:
 
 
 def tallies_of(times: Mapping[tuple[str, Times], int]) -> dict[str, int]:
-    """Returns the tallies (see :class:`Status`) of results with these times."""
+    """Returns the tallies (see ``Status``) of results with these times."""
     tallies = Counter[str]()
     for (environment, (waited_ms, ran_ms)), n in times.items():
         for what, ms in (("w", waited_ms), ("r", ran_ms), ("t", waited_ms + ran_ms)):
@@ -319,7 +319,7 @@ def read_minute(data: bytes) -> dict[str, int]:
 
 
 def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], dict[str, int]]:
-    """Splits the server's counts into the counters and the tallies of a :class:`Status`."""
+    """Splits the server's counts into the counters and the tallies of a ``Status``."""
     counters, tallies = dict[str, int](), dict[str, int]()
     for raw, number in stats:
         name = raw.decode(errors="replace")
@@ -393,7 +393,7 @@ class OthersRow(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class MemoryRow:
-    """One look at a replay memory, see :class:`leanq.trainers.ReplayStats`."""
+    """One look at a replay memory, see ``leanq.trainers.ReplayStats``."""
 
     entries: int
     size_bytes: int
@@ -419,7 +419,7 @@ class Status:
     """One look at a shard or a whole queue.
 
     Attributes:
-        tallies: counters of environments, which :func:`leanq.fleet.stats.read_total` reads; also
+        tallies: counters of environments, which ``leanq.fleet.stats.read_total`` reads; also
             ``snapshot_bytes`` and ``snapshots_evicted``.
         paused: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and
             since when, in seconds since 1970.

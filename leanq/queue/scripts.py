@@ -7,7 +7,7 @@ that it needs; only these, and the parts that they need, are sent with it.
 
 A script is one Lua function, preceded by the functions that it calls. With EVALSHA a server defines
 all of them anew for each call, which costs as much as fifteen commands. So the same text is also a
-library with one function (:func:`library_of`), which a server defines once. A script must therefore
+library with one function (``library_of``), which a server defines once. A script must therefore
 keep nothing from one call to the next: the first lines of a part say how ``each call`` begins.
 """
 

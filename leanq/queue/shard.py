@@ -115,7 +115,7 @@ class Shard:
         return await self._commands.ask(*commands)
 
     async def block(self, *commands: Sequence[Any], block_s: float) -> list[Any]:
-        """Does the same as :meth:`ask` on the other connection, for commands that may block."""
+        """Does the same as ``ask`` on the other connection, for commands that may block."""
         return await self._blocking.ask(*commands, block_s=block_s)
 
     async def at_once(self, *commands: Sequence[Any]) -> Any:
@@ -156,7 +156,7 @@ class Shard:
         return {text_of(name): text_of(fingerprint) for name, fingerprint in pairs_of(prints)}
 
     async def paused(self) -> dict[str, float]:
-        """Returns environments and tenants that are held back, as in :class:`Status`."""
+        """Returns environments and tenants that are held back, as in ``Status``."""
         found: Any = await self.call(lambda c: c.hgetall(self.keys.of("paused")))
         return {text_of(name): int(since_ms) / 1000 for name, since_ms in pairs_of(found)}
 

@@ -133,7 +133,7 @@ def pack_info(info: Mapping[str, object]) -> bytes:
 
 
 def unpack_info(data: bytes) -> dict[str, Any]:
-    """Reverses :func:`pack_info`; raises WireError."""
+    """Reverses ``pack_info``; raises WireError."""
     _check_size(data, 1 << 16)
     try:
         value: object = msgpack.unpackb(data, ext_hook=_no_extension, timestamp=0)

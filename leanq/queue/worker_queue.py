@@ -239,7 +239,7 @@ class WorkerQueue:
     ) -> Wakeup | Stop | None:
         """Waits for an environment's wake-up, or for something for ``worker`` alone.
 
-        Returns None after ``block_s`` seconds or a :meth:`notify_worker`.
+        Returns None after ``block_s`` seconds or a ``notify_worker``.
         """
         stop = self.shard.keys.of("stop", worker)
         names = [stop, *(self.shard.keys.of("wakeup", environment) for environment in environments)]
@@ -251,7 +251,7 @@ class WorkerQueue:
         return Stop(text_of(found[1])) if found[1] else None
 
     async def notify_worker(self, worker: str) -> None:
-        """Ends the worker's own :meth:`wait_wakeup`."""
+        """Ends the worker's own ``wait_wakeup``."""
         await self.shard.run("notify_worker", worker=worker)
 
     async def notify(self, environment: str) -> None:

@@ -13,12 +13,13 @@ def feedback(reply: Reply, *, max_characters: int = 4000) -> str:
     """Returns the verdict, its reason, the first errors with their places, and the goals that are
     left.
 
-    >>> from leanq import Sorry
-    >>> print(feedback(Reply("incomplete", sorries=(Sorry(2, 2, "p : Prop\\n⊢ p"),))))
-    Lean says: incomplete.
-    Goal at line 2, column 2:
-    p : Prop
-    ⊢ p
+    Examples:
+        >>> from leanq import Sorry
+        >>> print(feedback(Reply("incomplete", sorries=(Sorry(2, 2, "p : Prop\\n⊢ p"),))))
+        Lean says: incomplete.
+        Goal at line 2, column 2:
+        p : Prop
+        ⊢ p
 
     Args:
         max_characters: the length at which the text is cut.

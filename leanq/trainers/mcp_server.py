@@ -37,7 +37,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
     """Returns the server, whose tools ask ``lean``.
 
     Args:
-        options: of every request; see :class:`leanq.Check`.
+        options: of every request; see ``leanq.Check``.
     """
     server: MCPServer[Any] = MCPServer("leanq", version=__version__, instructions=INSTRUCTIONS)
     how: Check = options  # type: ignore[assignment]

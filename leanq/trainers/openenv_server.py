@@ -92,11 +92,11 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
         self._done = True
 
     def reset(self, *_: Any, **__: Any) -> GoalsObservation:
-        """Not supported; use :meth:`reset_async`."""
+        """Not supported; use ``reset_async``."""
         raise NotImplementedError
 
     def step(self, *_: Any, **__: Any) -> GoalsObservation:
-        """Not supported; use :meth:`step_async`."""
+        """Not supported; use ``step_async``."""
         raise NotImplementedError
 
     async def reset_async(
@@ -225,7 +225,7 @@ def make_app(
     **options: Unpack[Check],
 ) -> FastAPI:
     """Returns the server's application, for any ASGI server; arguments as for
-    :class:`LeanEnvironment`.
+    ``LeanEnvironment``.
 
     Args:
         sessions: how many episodes are open at once.

@@ -88,14 +88,15 @@ log = logging.getLogger("leanq.replay")
 class ReplayMemory:
     """A replay memory by its name; for asyncio, in one event loop.
 
-    >>> async def main():
-    ...     async with ReplayMemory("curriculum") as memory:
-    ...         await memory.write([ReplayEntry("accepted", "by simp", rewards={"proof": 1.0})])
-    ...         batch = await memory.read()
-    ...         await memory.drop()
-    ...     return [(each.verdict, each.text) for each in batch]
-    >>> asyncio.run(main())
-    [('accepted', 'by simp')]
+    Examples:
+        >>> async def main():
+        ...     async with ReplayMemory("curriculum") as memory:
+        ...         await memory.write([ReplayEntry("accepted", "by simp", rewards={"proof": 1.0})])
+        ...         batch = await memory.read()
+        ...         await memory.drop()
+        ...     return [(each.verdict, each.text) for each in batch]
+        >>> asyncio.run(main())
+        [('accepted', 'by simp')]
 
     Methods that ask the server retry for ``unavailable_timeout_s``, and then raise
     UnavailableError. That writes no entry twice.
@@ -103,7 +104,7 @@ class ReplayMemory:
     Args:
         name: the memory's name, such as a tenant's or a campaign's: up to 64 letters, digits and
             ``. _ @ + -``.
-        url: the Redis, or :class:`Settings`; unless given, ``LEANQ_URL`` or the queue of ``leanq
+        url: the Redis, or ``Settings``; unless given, ``LEANQ_URL`` or the queue of ``leanq
             up``.
         bounds: how much the memory keeps, if this is the first to use it. An existing memory must
             have the same bounds, if any are given.

@@ -28,7 +28,7 @@ class ReplayWriter:
 
     Args:
         name: the memory's.
-        url: the Redis, as for :class:`leanq.trainers.ReplayMemory`.
+        url: the Redis, as for ``leanq.trainers.ReplayMemory``.
         bounds: how much the memory keeps, if this writer is the first to use it.
         tags: tags of every entry, such as the policy's version.
 

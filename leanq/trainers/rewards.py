@@ -74,13 +74,14 @@ class Score:
 class LeanReward:
     """Scores any number of completions at once; an asynchronous reward function in TRL's form.
 
-    >>> statement = "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry"
-    >>> answer = statement.replace("sorry", "And.intro h.right h.left")
-    >>> rewritten = "theorem and_swap (p : Prop) (h : p) : p := h"
-    >>> score = LeanReward()
-    >>> asyncio.run(score(completions=[answer, rewritten], statement=[statement] * 2))
-    [1.0, 0.0]
-    >>> score.close()
+    Examples:
+        >>> statement = "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry"
+        >>> answer = statement.replace("sorry", "And.intro h.right h.left")
+        >>> rewritten = "theorem and_swap (p : Prop) (h : p) : p := h"
+        >>> score = LeanReward()
+        >>> asyncio.run(score(completions=[answer, rewritten], statement=[statement] * 2))
+        [1.0, 0.0]
+        >>> score.close()
 
     A copy by pickle, as verl and Ray make it, goes on with a client of its own.
 
@@ -89,13 +90,13 @@ class LeanReward:
             and again after a fork.
         column: the data set's column with the statements: Lean text with ``sorry`` for proofs.
         extract: makes candidates from the statement and the model's answer, in a thread;
-            :func:`lean_text` unless given. They are verified in their order, until one is accepted.
-            Use :func:`proof_text` for models that write the proof alone.
+            ``lean_text`` unless given. They are verified in their order, until one is accepted.
+            Use ``proof_text`` for models that write the proof alone.
         partial: gives partial credit; none unless given.
         stall_s: StalledError is raised after so many seconds without a reply.
         outstanding: how many candidates are with the fleet at once.
         memory: a replay memory for candidates with their verdicts, rewards and tags: a name in the
-            client's Redis, or a :class:`leanq.trainers.ReplayWriter` with its own bounds and tags.
+            client's Redis, or a ``leanq.trainers.ReplayWriter`` with its own bounds and tags.
             Trouble with it is logged and counted, and changes no reward.
         tag_columns: columns of the data set that become tags of these entries.
         options: of each request, such as ``timeout_s``, ``env`` and ``tenant``.
@@ -149,7 +150,7 @@ class LeanReward:
                 statements.
 
         Raises:
-            StalledError, QueueError: as of :meth:`scores`.
+            StalledError, QueueError: as of ``scores``.
         """
         scores = await self.scores(self._statements(columns), completions, self._tags_of(columns))
         verdicts = [str(score.reply.verdict) if score.reply else "unread" for score in scores]
@@ -308,17 +309,19 @@ def lean_text(statement: str, completion: str) -> tuple[str, ...]:
     without imports gets the statement's imports and definitions. Then proofs alone take the place
     of the ``sorry``.
 
-    >>> lean_text("theorem t : p := sorry", "I think:\\n```lean\\ntheorem t : p := h\\n```\\nDone.")
-    ('theorem t : p := h',)
+    Examples:
+        >>> lean_text("theorem t : p := sorry", "So:\\n```lean\\ntheorem t : p := h\\n```\\nDone.")
+        ('theorem t : p := h',)
     """
     return candidates_of(statement, completion)
 
 
 def proof_text(statement: str, completion: str) -> tuple[str, ...]:
-    """Returns :func:`lean_text` for models that write the proof alone.
+    """Returns ``lean_text`` for models that write the proof alone.
 
-    >>> proof_text("theorem t (h : p) : p := sorry", "by assumption")
-    ('theorem t (h : p) : p := by assumption',)
+    Examples:
+        >>> proof_text("theorem t (h : p) : p := sorry", "by assumption")
+        ('theorem t (h : p) : p := by assumption',)
 
     Raises:
         UsageError: the statement does not have exactly one ``sorry``.
@@ -359,8 +362,9 @@ def with_group_means(rewards: Sequence[float | None], groups: Sequence[Hashable]
     """Replaces None by the mean of its group (0.0 if there is none), for trainers that know no
     missing reward. The advantage is then 0, which moves the policy neither way.
 
-    >>> with_group_means([1.0, None, 0.0, None], ["a", "a", "a", "b"])
-    [1.0, 0.5, 0.0, 0.0]
+    Examples:
+        >>> with_group_means([1.0, None, 0.0, None], ["a", "a", "a", "b"])
+        [1.0, 0.5, 0.0, 0.0]
     """
     known: defaultdict[Hashable, list[float]] = defaultdict(list)
     for value, group in zip(rewards, groups, strict=True):

@@ -42,8 +42,8 @@ values between 0 and 1."""
 
 
 class Prover(Protocol):
-    """The methods that a search needs of a client; :class:`leanq.LeanQClient`,
-    :class:`leanq.AsyncLeanQClient` and :class:`leanq.Pool` have them."""
+    """The methods that a search needs of a client; ``leanq.LeanQClient``,
+    ``leanq.AsyncLeanQClient`` and ``leanq.Pool`` have them."""
 
     def check(self, code: str, **options: Unpack[Check]) -> Pending: ...
 
@@ -125,14 +125,15 @@ class ProofSearch:
     States are told apart by their ids, so no state is expanded twice. A proof that a step completes
     is verified against the statement before it counts.
 
-    >>> async def policy(nodes):                       # a model would go here
-    ...     return [["intro h", "exact h", "constructor"] for node in nodes]
-    >>> async def prove(statement):
-    ...     async with AsyncLeanQClient() as lean:
-    ...         return await ProofSearch(statement, policy).run(lean)
-    >>> found = asyncio.run(prove("theorem t (p : Prop) : p → p := sorry"))
-    >>> found.ended, found.tactics
-    ('proved', ('intro h', 'exact h'))
+    Examples:
+        >>> async def policy(nodes):                       # a model would go here
+        ...     return [["intro h", "exact h", "constructor"] for node in nodes]
+        >>> async def prove(statement):
+        ...     async with AsyncLeanQClient() as lean:
+        ...         return await ProofSearch(statement, policy).run(lean)
+        >>> found = asyncio.run(prove("theorem t (p : Prop) : p → p := sorry"))
+        >>> found.ended, found.tactics
+        ('proved', ('intro h', 'exact h'))
 
     Args:
         statement: Lean text with one ``sorry``, in whose place the proof goes.
@@ -179,7 +180,7 @@ class ProofSearch:
 
     @classmethod
     def resume(cls, saved: bytes, policy: Policy, **how: Any) -> ProofSearch:
-        """Returns the search that :meth:`save` wrote; other arguments as for a new one.
+        """Returns the search that ``save`` wrote; other arguments as for a new one.
 
         Raises:
             DataError: the bytes are no search.

@@ -3,9 +3,9 @@
 As a pytest plugin (``pytest_plugins = ["leanq.trainers.testing"]`` in conftest.py) it brings these
 fixtures:
 
-- ``fake_lean``: a :class:`FakeLeanQClient`, new for each test;
+- ``fake_lean``: a ``FakeLeanQClient``, new for each test;
 - ``lean_queue``: the settings of a queue with real Lean, for a whole session, on this machine;
-- ``lean``: a :class:`leanq.LeanQClient` of that queue.
+- ``lean``: a ``leanq.LeanQClient`` of that queue.
 """
 
 from __future__ import annotations
@@ -222,14 +222,15 @@ class _FakeRoute(TaskRoute):
 
 
 class FakeLeanQClient(LeanQClient):
-    """A :class:`leanq.LeanQClient` without a queue. It checks its arguments as a real client does,
+    """A ``leanq.LeanQClient`` without a queue. It checks its arguments as a real client does,
     and its replies come from ``fleet``.
 
-    >>> with FakeLeanQClient() as lean:
-    ...     lean.fleet.on("nonsense", "rejected")
-    ...     lean.fleet.on("slow", "timeout", delay_s=0.01)
-    ...     [lean.check(code).result().verdict for code in ("proof", "nonsense", "slow", "sorry")]
-    ['accepted', 'rejected', 'timeout', 'incomplete']
+    Examples:
+        >>> with FakeLeanQClient() as lean:
+        ...     lean.fleet.on("nonsense", "rejected")
+        ...     lean.fleet.on("slow", "timeout", delay_s=0.01)
+        ...     [lean.check(code).result().verdict for code in ("p", "nonsense", "slow", "sorry")]
+        ['accepted', 'rejected', 'timeout', 'incomplete']
     """
 
     def __init__(self, fleet: FakeFleet | None = None, **how: Any) -> None:
@@ -241,7 +242,7 @@ class FakeLeanQClient(LeanQClient):
 
 
 class FakeAsyncLeanQClient(AsyncLeanQClient):
-    """A fake :class:`leanq.AsyncLeanQClient`, as :class:`FakeLeanQClient`."""
+    """A fake ``leanq.AsyncLeanQClient``, as ``FakeLeanQClient``."""
 
     def __init__(self, fleet: FakeFleet | None = None, **how: Any) -> None:
         self.fleet = fleet or FakeFleet()

@@ -6,7 +6,7 @@ two, and name it to ``vf-eval`` or prime-rl::
     from leanq.trainers.verifiers_taskset import LeanEnv, LeanTaskset
     __all__ = ["LeanEnv", "LeanTaskset"]
 
-The reward of an episode is :class:`leanq.trainers.LeanReward`'s for the last reply. If that has
+The reward of an episode is ``leanq.trainers.LeanReward``'s for the last reply. If that has
 none, or the fleet does not answer, the episode has an error and no reward.
 """
 
@@ -70,7 +70,7 @@ class LeanTask(vf.Task[LeanData, vf.State, LeanTaskConfig]):
         """Returns the score of a reply.
 
         Raises:
-            StalledError, QueueError: as of :meth:`leanq.trainers.LeanReward.scores`.
+            StalledError, QueueError: as of ``leanq.trainers.LeanReward.scores``.
         """
         made = self._reward
         # The last turn asks twice: for its feedback and for the reward.

@@ -1,7 +1,7 @@
 """Data sets of Lean texts, read row by row from any row on.
 
 A data set is a JSONL file, a folder of ``.lean`` files, or a Parquet file. A row that cannot be
-checked becomes a :class:`BadRow`, and the others are read all the same. Readers remember no row, so
+checked becomes a ``BadRow``, and the others are read all the same. Readers remember no row, so
 callers look for repeated ids.
 """
 

@@ -35,7 +35,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """The part of a record of :mod:`leanq.campaigns.results` that a report reads."""
+    """The part of a record of ``leanq.campaigns.results`` that a report reads."""
 
     line: int
     verdict: Verdict | None

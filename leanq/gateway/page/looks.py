@@ -86,7 +86,7 @@ class Look:
 
 
 class FleetLooks:
-    """Looks at the fleet at most once in :data:`EVERY_S` seconds, however many callers ask."""
+    """Looks at the fleet at most once in ``EVERY_S`` seconds, however many callers ask."""
 
     def __init__(self, lean: GatewayClient) -> None:
         self._queues = lean.queues

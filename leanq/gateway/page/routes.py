@@ -249,7 +249,7 @@ class Page:
                     await self._stopping.wait()
 
     async def form(self, request: Request, key: Key) -> dict[str, str]:
-        """Reads the fields of a form that came with a key; raises as :func:`.read_form`, and
+        """Reads the fields of a form that came with a key; raises as ``read_form``, and
         HTTPException (429) if the tenant's bodies take too much memory."""
         with self.access.body(key) as note:
             form = await read_form(request, key.body_mb << 20, note)
