@@ -1,8 +1,8 @@
 """Clients: ``LeanQClient`` for threads and scripts, ``AsyncLeanQClient`` for asyncio.
 
 Both send requests in batches, hold at most two connections to each shard, and wait for any number
-of replies with one blocking read. Both survive a restart of Redis while they wait. Each way to the
-queue that most clients do not take is imported where it is taken.
+of replies with one blocking read. Both survive a restart of Redis while they wait. A route that
+most clients never take is imported only where it is taken.
 """
 
 from __future__ import annotations
@@ -349,17 +349,17 @@ class LeanQClient(_Client, FutureClient):
             to one of them; one text can name them: ``redis://A*3 redis://B*1``. By default
             ``LEANQ_URL``, else inside Ray the queue of the cluster's scaler, else that of the
             ``leanq up`` that runs.
-        weights: the proportions of new requests that go to each cluster; 0 is none. Equal by
-            default.
+        weights: how new requests are divided between the clusters, in proportion; 0 sends
+            none. Equal by default.
         tenant: the tenant of requests that name none; tenants are served round-robin.
         when_full: what a submit does when the queue is full: ``"wait"`` and try again, or
             ``"raise"`` QueueFullError as the end of its future.
         unavailable_timeout_s: how long the server may be out of reach, in seconds, before
             outstanding requests end with UnavailableError.
-        no_worker: what happens when requests wait and no worker is alive for their environment:
-            ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in silence, or
-            ``"raise"`` NoWorkerError as the end of their futures, after some seconds. A paused
-            environment is never an error.
+        no_worker: what the client does when requests wait and no worker is alive for their
+            environment: ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in
+            silence, or ``"raise"`` NoWorkerError as the end of their futures, after some seconds.
+            A paused environment is never an error.
         key: the key for a gateway; by default ``LEANQ_KEY``.
         insecure_http: True to speak to a gateway on another machine without TLS.
         record: a folder in which each check, verification and step that ends is kept as training

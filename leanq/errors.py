@@ -81,7 +81,7 @@ class UnknownStateError(UsageError):
 
 
 class UnknownEnvironmentError(UsageError):
-    """Workers have registered environments, and this is none of them."""
+    """No worker has ever registered this environment, though others are registered."""
 
 
 class QueueError(LeanQError):
@@ -93,8 +93,11 @@ class UnavailableError(QueueError):
 
 
 class RefusedError(UnavailableError):
-    """The server answers a call with an error of its own, as one does that runs a script in another
-    way than those that leanq knows. The text names the script, and the server with its version."""
+    """The server answers a call with an error of its own, as when it runs a script differently
+    from the servers that leanq knows.
+
+    The text names the script, and the server with its version.
+    """
 
 
 class NotPermittedError(UnavailableError):

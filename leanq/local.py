@@ -139,7 +139,7 @@ class Pool(FutureClient):
 
 
 class LocalRoute(TaskRoute):
-    """The route to drivers in this process, with so many requests at a time."""
+    """The route to drivers in this process, which run a limited number of requests at a time."""
 
     def __init__(self, drivers: Sequence[Driver], slots: int) -> None:
         super().__init__("the pool was closed before the request ended")
@@ -219,7 +219,7 @@ def _path(value: object) -> Path:
 
 
 class _Gate:
-    """Lets so many in at a time: by priority, then in order of arrival."""
+    """Admits a limited number at a time: by priority, then in order of arrival."""
 
     def __init__(self, free: int) -> None:
         self._free = free
@@ -275,7 +275,7 @@ def find_server() -> Path | None:
 
 
 class EmbeddedServer:
-    """A server of this process's own, as a context manager that waits until it answers.
+    """A server that belongs to this process: a context manager that waits until it answers.
 
     It begins to start when it is made.
 

@@ -34,15 +34,15 @@ DecisionReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ScaleSettings:
-    """An operator's settings for an environment. Whole numbers of workers; seconds.
+    """An operator's settings for an environment. Workers are whole numbers, times are seconds.
 
     Attributes:
-        slots: of a worker, while there is none to ask.
+        slots: how many a worker has, assumed while no worker is there to say it.
         min_workers, max_workers: bounds of the order; the first may be 0.
         deadline_s: the time in which to clear a backlog.
         margin: the part of the deadline that the policy plans with.
-        work_s: per request, assumed until requests have finished.
-        start_s: of a worker, from order to ready, assumed until some have started.
+        work_s: slot seconds per request, assumed until requests have finished.
+        start_s: from ordering a worker until it is ready, assumed until some have started.
         drain_s: the time that the target gives a leaving worker to end its requests.
         spread: reserve for an uneven load, in square roots of the load.
         scale_down_delay_s: how long a small excess has to last before workers go. An excess of more

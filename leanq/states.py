@@ -271,7 +271,7 @@ _EACH_BYTES = 256
 
 
 class MemoryStates(States):
-    """Keeps states in this process, for one that has no Redis.
+    """Keeps states in this process, which has no Redis.
 
     It keeps no snapshots, since the caller has them on its own disk. If records exceed
     ``most_bytes``, the least recently used give way.

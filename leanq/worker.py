@@ -1,4 +1,4 @@
-"""The worker is a fleet's unit: slots, drivers, and a consumer for each shard of the queue.
+"""A worker: slots, drivers, and a consumer for each shard of the queue.
 
 It opens its drivers, joins the fleet, works, drains and leaves. It waits for a server that cannot
 be reached, also at the start, since servers and workers may start together. The program that runs a
@@ -65,7 +65,7 @@ class Worker:
     """Serves the drivers' environments with ``slots`` requests at a time until stopped.
 
     Attributes:
-        id: its name in the fleet, never used again.
+        id: its name in the fleet, which no other worker ever has.
         joined: set once its drivers can answer and the fleet knows it.
 
     Args:
@@ -129,7 +129,7 @@ class Worker:
 
     @property
     def longest_run_s(self) -> float:
-        """Returns for how long the request that has run the longest is held; 0 if none runs."""
+        """Returns how long the oldest running request has been held, in seconds; 0 if none runs."""
         return max((each.requests.longest_run_s for each in self.consumers), default=0.0)
 
     async def run(self) -> None:

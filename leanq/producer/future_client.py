@@ -287,8 +287,8 @@ class FutureClient:
 
         Raises:
             UsageError: a malformed argument; nothing is sent. The future itself may end with
-            QueueFullError, UnknownEnvironmentError, NoWorkerError, RequestError, UnavailableError
-            or ClosedError.
+                QueueFullError, UnknownEnvironmentError, NoWorkerError, RequestError,
+                UnavailableError or ClosedError.
         """
         return self._start(self._builder.check(code, options))
 
@@ -393,7 +393,7 @@ class FutureClient:
         When the iterator ends, it withdraws outstanding requests. ``close()`` and an exception from
         the codes end it at once. A loop that is left early, as by ``break``, ends it when Python
         collects the iterator. That is mostly at once, but a traceback can delay it;
-        ``contextlib.closing`` does not wait.
+        ``contextlib.closing`` ends the iterator without delay.
 
         An iterator belongs to one thread at a time; a client may have many iterators. If most codes
         import a module that the environment lacks, or lack a judge that works, the log

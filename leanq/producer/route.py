@@ -25,7 +25,7 @@ silence, or ends them with NoWorkerError."""
 
 @dataclass(frozen=True)
 class ClientTimings:
-    """How long a client waits for what, in seconds.
+    """A client's intervals and time limits, in seconds.
 
     Attributes:
         block_s: one blocking read of the inbox.
@@ -125,7 +125,7 @@ class RouteTasks:
 
 
 class TaskRoute(ABC):
-    """The part that routes share whose requests end in this process, each by a task.
+    """The common part of routes that answer each request by a task in this process.
 
     ``closed``: what an outstanding request is told when the route closes.
     """

@@ -41,7 +41,7 @@ class ClientQueue:
         self._left_uploads = deque[str](maxlen=_LEFT_UPLOADS)
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
-        """Takes requests in; returns what became of each. Idempotent by request id.
+        """Takes requests in and returns the outcome of each. Idempotent by request id.
 
         Raises:
             QueueFullError: the server is out of memory; nothing of the batch was taken.

@@ -76,7 +76,7 @@ def is_reply_to(item: Submission, reply: Reply, *, anywhere: bool) -> bool:
 
 
 class Became(Enum):
-    """What became of a submission, as the script ``submit`` numbers it.
+    """The outcome of a submission, numbered as in the script ``submit``.
 
     QUEUED: the request waits in its list, or for an identical one that runs. ATTACHED: its id was
     in flight already, and its reply will come to this client. FULL: too many requests of this
@@ -425,7 +425,7 @@ class Status:
             since when, in seconds since 1970.
         decisions: the scaler's last decision on each environment, as JSON.
         memories: the replay memories, up to a hundred of each shard.
-        others: what other releases wrote and waits.
+        others: waiting requests that other releases wrote.
     """
 
     counters: Mapping[str, int]

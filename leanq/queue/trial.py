@@ -23,7 +23,7 @@ _IDS = ("0-first", "0-second", "0-third")
 
 @dataclass
 class Trial:
-    """What became of the scripts.
+    """How each script of the trial ended.
 
     Attributes:
         passed: the scripts that ran to their ends.

@@ -171,7 +171,7 @@ class WorkerQueue:
         Args:
             environments: those whose waiting requests the answer counts.
             idle_factor: how many times longer the lease is if the worker holds nothing.
-            times: how many results of an environment took such times since the last heartbeat.
+            times: how many results of an environment took which times since the last heartbeat.
             used: what its runs have cost since then.
         """
         answer = await self.shard.run(
