@@ -96,7 +96,7 @@ lowest-test: build/lowest/ready ## fast tests with the lowest releases that pypr
 build/lowest/ready: pyproject.toml
 	$(PYTHON) -m venv build/lowest
 	build/lowest/bin/pip install --quiet --disable-pip-version-check uv
-	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct -e '.[local,k8s,campaigns,server,mcp,otel]'
+	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet --resolution lowest-direct -e '.[local,k8s,campaigns,server,otel]'
 	VIRTUAL_ENV=build/lowest build/lowest/bin/uv pip install --quiet -e '.[dev]'
 	touch $@
 
@@ -116,7 +116,7 @@ slurm-test: $(VENV)/dev ## a fleet on a real Slurm cluster of this machine, as r
 
 ray-test: $(VENV)/local ## a fleet on a real Ray cluster of this machine; 300 MB, five minutes
 	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
-	build/ray/bin/pip install --quiet --disable-pip-version-check -e '.[local,ray]'
+	build/ray/bin/pip install --quiet --disable-pip-version-check -e '.[local]' 'ray>=2.60,<2.61'
 	PYTHONPATH=.:tests build/ray/bin/python -m engines.ray
 
 otel-test: $(VENV)/dev  ## traces in a real receiver, Phoenix; 1 GB, five minutes

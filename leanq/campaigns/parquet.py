@@ -1,4 +1,4 @@
-"""Reads and writes Parquet files by rows; needs pyarrow (``leanq[data]``)."""
+"""Reads and writes Parquet files by rows; needs pyarrow (``leanq[campaigns]``)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def pyarrow(path: str) -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError(
-            f"{path}: Parquet needs pyarrow, which is not installed: {to_install('data')}"
+            f"{path}: Parquet needs pyarrow, which is not installed: {to_install('campaigns')}"
         ) from None
 
 

@@ -30,7 +30,7 @@ def mcp(url: str | None, as_json: bool, embedded: bool, **how: Unpack[Check]) ->
     try:
         from leanq.trainers.mcp_server import make_server
     except ImportError as error:
-        raise UsageError(f"leanq mcp needs: {to_install('mcp')} ({error})") from None
+        raise UsageError(f"leanq mcp needs: {to_install('server')} ({error})") from None
     log_to_stderr(as_json)
     # The library would set up logging of its own beside ours.
     logging.getLogger().addHandler(logging.NullHandler())

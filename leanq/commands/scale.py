@@ -184,7 +184,9 @@ def scale(
         else:
             place = PrintTarget()
     except ImportError as error:
-        raise UsageError(f"--target {target} needs: {to_install(target)} ({error})") from None
+        # A cluster has its own Ray, whose release has to be everywhere the same.
+        command = "pip install ray" if target == "ray" else to_install(target)
+        raise UsageError(f"--target {target} needs: {command} ({error})") from None
     made = Scaler(settings, place, sizes, every_s=every_s, tell=tell, who=who)
     with page_at(port, "scaler", made.samples, host=metrics_host):
         asyncio.run(until_signal(made.run()))

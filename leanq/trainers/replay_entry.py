@@ -199,13 +199,13 @@ class ReplayBatch:
         ``tags`` (map to string), ``weight`` (double). Every batch has the same columns.
 
         Raises:
-            UsageError: pyarrow is not installed (``leanq[data]``).
+            UsageError: pyarrow is not installed (``leanq[campaigns]``).
         """
         try:
             arrow = import_module("pyarrow")
         except ImportError:
             raise UsageError(
-                f"columns need pyarrow, which is not installed: {to_install('data')}"
+                f"columns need pyarrow, which is not installed: {to_install('campaigns')}"
             ) from None
         text = arrow.string()
         columns = {

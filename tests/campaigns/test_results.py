@@ -396,7 +396,9 @@ def test_without_pyarrow_a_campaign_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match="needs pyarrow, .*: " + re.escape(to_install("data"))):
+    with pytest.raises(
+        UsageError, match="needs pyarrow, .*: " + re.escape(to_install("campaigns"))
+    ):
         Journal(str(tmp_path / "results.parquet"), {})
     assert left_in(tmp_path) == []
 
@@ -407,7 +409,9 @@ def test_without_pyarrow_nothing_is_touched(
     path = tmp_path / "results.parquet"
     path.write_text("old")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match="needs pyarrow, .*: " + re.escape(to_install("data"))):
+    with pytest.raises(
+        UsageError, match="needs pyarrow, .*: " + re.escape(to_install("campaigns"))
+    ):
         write_results(str(path), some(1))
     with pytest.raises(UsageError, match="needs pyarrow"):
         list(read_results(str(path)))

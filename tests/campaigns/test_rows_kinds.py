@@ -152,7 +152,9 @@ def test_a_row_group_is_not_held(tmp_path: Path) -> None:
 def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path / "data.parquet", id=[1], code=["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match="needs pyarrow, .*: " + re.escape(to_install("data"))):
+    with pytest.raises(
+        UsageError, match="needs pyarrow, .*: " + re.escape(to_install("campaigns"))
+    ):
         open_dataset(str(path), Fields())
 
 

@@ -136,5 +136,5 @@ def test_a_batch_is_columns_of_the_same_types_whatever_is_in_it() -> None:
 
 def test_columns_without_pyarrow_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=re.escape(to_install("data"))):
+    with pytest.raises(UsageError, match=re.escape(to_install("campaigns"))):
         ReplayBatch().to_arrow()
