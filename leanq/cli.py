@@ -31,6 +31,7 @@ from leanq.errors import LeanQError
 _MODULES = {
     "verify": "submit",
     "profile": "submit",
+    "try": "tryout",
     "step": "state",
     "up": "worker",
     "resume": "pause",
@@ -39,7 +40,7 @@ _MODULES = {
 _FOLDERS = "TMPDIR for what passes, LEANQ_CACHE for what is kept"
 _GROUPS = {
     "Check": ("submit", "verify", "step", "state", "extract", "profile", "mcp"),
-    "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
+    "Fleet": ("up", "worker", "serve", "scale", "env", "doctor", "try"),
     "Data": ("campaign", "export-traces"),
     "Operate": (
         "status",
@@ -125,8 +126,8 @@ class _Tree(click.Group):
             return None
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"leanq.commands.{_MODULES.get(name, name)}")
-        command: click.Command = getattr(module, name)
-        return command
+        commands = (each for each in vars(module).values() if isinstance(each, click.Command))
+        return next(command for command in commands if command.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = formatter.width - max(map(len, _COMMANDS)) - 6

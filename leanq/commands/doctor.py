@@ -108,7 +108,7 @@ async def _examine(
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings += await server_findings(url or UpFile(os.environ).read())
-    findings.append(await _sandbox())
+    findings.append(await sandbox_finding())
     for name, folder in named.items():
         findings += await _examine_environment(name, folder, lean)
     return findings
@@ -119,6 +119,11 @@ async def _examine_environment(name: str, folder: Path | None, lean: str | None)
         environment = open_environment(name, folder, lean=lean)
     except LeanQError as error:
         return [Finding("lean", False, str(error))]
+    return await environment_findings(environment)
+
+
+async def environment_findings(environment: Environment) -> list[Finding]:
+    """Examines an environment: its Lean, the judge, forks, and one real check."""
     return [
         Finding("lean", True, str(environment)),
         await _judge(environment),
@@ -294,7 +299,8 @@ async def _hello(client: Any) -> dict[bytes, Any]:
     return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
-async def _sandbox() -> Finding:
+async def sandbox_finding() -> Finding:
+    """Examines the walls around each program."""
     try:
         sandbox = await Sandbox.open()
     except LeanQError as error:

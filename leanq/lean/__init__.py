@@ -23,6 +23,7 @@ In reading order::
     examples.py       the examples of a text, and the sorries that it names
     syntax.py         as much of Lean's surface syntax as that needs
     diagnostics.py    what Lean printed and how it ended, as a verdict
+    plain.py          what Lean says by itself, to compare leanq with
     audit/            what is held against Lean's own word: accepted means proved
     pass_memory.py    what a self-test has shown of this machine
     targets.py        what candidates are verified against
