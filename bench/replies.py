@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,10 @@ from leanq.lean import lean_driver
 from leanq.lean.environment import Environment
 from leanq.lean.language_server.documents import DocumentRules
 from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.plain import PlainLean, difference, plain_lean
+from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
-from leanq.queue.requests import Message, Reply, Request
+from leanq.queue.requests import Request
 from leanq.states import MemoryStates
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -34,42 +34,13 @@ from support.lean.eager_forks import EagerForkServer
 from support.lean.libraries import LAYOUTS, NoLibraryError, layouts, library
 
 _PLAIN_S = 300.0
+_PLAIN_MB = 6000
 _NEVER = DocumentRules(served_from=1 << 30)
 _WAYS: Mapping[str, Mapping[str, Any]] = {
     "forks": {"documents": _NEVER},
     "lean": {"documents": _NEVER, "forks": None},
     "server": {"documents": DocumentRules(served_from=1, compare_every=0), "forks": None},
 }
-
-
-async def plain_lean(environment: Environment, text: str) -> list[Message] | None:
-    """Returns the messages that Lean prints by itself; None if it takes too long, or dies."""
-    with tempfile.TemporaryDirectory(prefix="leanq-bench-") as folder:
-        process = await asyncio.create_subprocess_exec(
-            *(*environment.toolchain.command, "--json", "--stdin"),
-            env=environment.process_env(),
-            cwd=folder,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            async with asyncio.timeout(_PLAIN_S):
-                printed, _ = await process.communicate(text.encode())
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return None
-    return [*_messages(printed)] if process.returncode in (0, 1) else None
-
-
-def _messages(printed: bytes) -> Iterator[Message]:
-    for line in printed.splitlines():
-        if line.startswith(b"{") and b'"severity":' in line:
-            said = json.loads(line)
-            begin, end = said["pos"], said["endPos"] or {"line": None, "column": None}
-            at = begin["line"], begin["column"]
-            yield Message(said["severity"], *at, said["data"], end["line"], end["column"])
 
 
 async def compare(environment: Environment, texts: Mapping[str, str], slots: int) -> bool:
@@ -80,18 +51,19 @@ async def compare(environment: Environment, texts: Mapping[str, str], slots: int
     }
     counts = {way: Counter[str]() for way in _WAYS}
     may_run = asyncio.Semaphore(slots)
+    limits = Limits(_PLAIN_S, 2 * _PLAIN_S, _PLAIN_MB << 20)
 
-    async def one(name: str, text: str) -> None:
+    async def one(plain: PlainLean, name: str, text: str) -> None:
         async with may_run:
-            expected = await plain_lean(environment, text)
+            expected = await plain.read(text, limits)
             if expected is None:
                 print(f"  {name}: Lean itself takes too long, or dies", flush=True)
                 return
             for way, driver in drivers.items():
-                request = Request(op="check", code=text, timeout_s=_PLAIN_S, memory_mb=6000)
+                request = Request(op="check", code=text, timeout_s=_PLAIN_S, memory_mb=_PLAIN_MB)
                 reply = await driver.run(request)
                 began = "forked" if reply.spent and reply.spent.is_forked else "started"
-                found = difference(expected, reply)
+                found = difference(expected.messages, reply)
                 counts[way].update((began, str(reply.verdict), "differs" if found else "same"))
                 if found:
                     print(f"  {name}, {way}, {reply.verdict}: {found}", flush=True)
@@ -99,22 +71,14 @@ async def compare(environment: Environment, texts: Mapping[str, str], slots: int
     try:
         for driver in drivers.values():
             await driver.open(MemoryStates())
-        await asyncio.gather(*(one(*each) for each in texts.items()))
+        async with plain_lean(environment, slots) as plain:
+            await asyncio.gather(*(one(plain, *each) for each in texts.items()))
     finally:
         for driver in drivers.values():
             await driver.close()
     for way, found in counts.items():
         print(f"{way}: {found['differs']} of {len(texts)} texts differ; {dict(found)}", flush=True)
     return not any(found["differs"] for found in counts.values())
-
-
-def difference(expected: Sequence[Message], reply: Reply) -> str:
-    """Returns the first difference between Lean's messages and those of a reply; "" for none."""
-    said = [each for each in reply.messages if not each.text.startswith("leanq: ")]
-    pairs = zip_longest(expected, said)
-    first = next((f"Lean {one}, leanq {other}" for one, other in pairs if one != other), "")
-    is_moved = bool(first) and sorted(expected, key=str) == sorted(said, key=str)
-    return f"in another order: {first}" if is_moved else first
 
 
 def main() -> None:
