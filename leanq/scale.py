@@ -80,12 +80,12 @@ class Stats:
     """The known facts of an environment at one moment.
 
     Attributes:
-        time_s: of the statistics, by a clock of which only differences count.
+        time_s: when they were taken, by a clock of which only differences matter.
         queued, leased: requests that wait, and requests that a worker has claimed.
         oldest_s: how long the oldest has waited.
-        submitted, finished: requests, ever.
+        submitted, finished: how many requests, in all.
         held: requests that operators hold back.
-        busy_s: slot seconds of the finished requests, ever.
+        busy_s: slot seconds of all finished requests.
         ready, ready_slots: workers that claim, and their slots.
         busy_slots, idle_workers: slots that run something, and workers that run nothing.
         starting_s: ages of the workers that were ordered and are not ready.
@@ -132,7 +132,7 @@ class Memory:
     Attributes:
         samples: of the past ten minutes, oldest first.
         work_s: slot seconds per request, once enough have finished.
-        enough: when, and how many workers would have sufficed.
+        enough: how many workers would have sufficed, and when.
     """
 
     samples: tuple[Sample, ...] = ()
@@ -329,7 +329,7 @@ def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, f
 
 
 def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
-    """Returns the policy's wish, without the settings' bounds; the memory has these statistics."""
+    """Returns the policy's decision, without the settings' bounds; ``memory`` has ``stats``."""
     terms = _terms(stats, settings, memory)
     requests = stats.queued + stats.leased
     base = terms.workers(terms.base_slots)

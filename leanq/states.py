@@ -60,7 +60,7 @@ class Packed:
 
 
 class States(Protocol):
-    """A place for states and snapshots; one that inherits from this class keeps no snapshots.
+    """A place for states and snapshots. This base class keeps no snapshots.
 
     ``counts`` counts snapshots as ``found``, ``missing``, ``damaged`` and ``refused``. Under
     ``broken`` it counts states whose records lead to no root.

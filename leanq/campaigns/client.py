@@ -46,8 +46,6 @@ class CampaignsClient:
     """The ``campaigns`` of a ``LeanQClient``: whole data sets that the fleet's campaign
     workers check. They go on when this client ends.
 
-    ::
-
         rows = [{"id": n, "code": code} for n, code in enumerate(codes)]
         campaign = lean.campaigns.submit(rows, env="mathlib")
         while not lean.campaigns.show(campaign.id).ended:

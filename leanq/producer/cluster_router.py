@@ -141,7 +141,7 @@ _FINAL = 3
 
 
 def _worth(end: Reply | LeanQError) -> int:
-    """Returns how much one cluster's answer says of a request that may be in another."""
+    """Ranks one cluster's answer about a request that may be in another."""
     if isinstance(end, LostError):
         return 0
     if isinstance(end, Reply) and end.verdict == "cancelled":

@@ -141,7 +141,7 @@ class OutstandingRequests(Awaited[Outstanding]):
         super().end(request_id, end)
 
     def end_with_bytes(self, request_id: str, data: bytes) -> None:
-        """Ends a request with a packed reply, or with an error if that is none to the request."""
+        """Ends a request with a packed reply, or with an error if the bytes are no reply to it."""
         try:
             reply = wire.unpack_reply(request_id, data)
         except WireError as error:

@@ -1,6 +1,6 @@
 """A route that begins a trace for each request, or goes on with its caller's.
 
-A reply tells what its worker measured, so these are all spans of a request.
+A reply brings what its worker measured, so the client can make every span of a request.
 """
 
 from __future__ import annotations

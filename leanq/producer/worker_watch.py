@@ -103,7 +103,7 @@ class WorkerWatch:
         refused: str,
         unread: Mapping[str, str],
     ) -> None:
-        """Warns of the environments for which ``unread`` says whether workers cannot read them."""
+        """Warns of requests that wait. ``unread``: by environment, why no worker reads them."""
         # Some may have ended while the server was asked.
         waiting = self._waiting()
         for name, why in unread.items():

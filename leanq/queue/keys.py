@@ -103,7 +103,7 @@ from leanq.errors import UsageError
 _SLOTS = 16384
 # Early releases look at keys without it.
 _QUEUE = "{3}"
-# What keys without it hold, of every release.
+# What all releases share, under keys without it.
 _LASTING = frozenset(("weights", "account", "accounts", "states", "collect", "replay"))
 
 
@@ -154,7 +154,7 @@ def shape_key(prefix: str) -> str:
 
 
 def early_shape_key(prefix: str) -> str:
-    """Returns the same of releases whose records have version 1 or 2."""
+    """Returns the shape's key in releases whose records have version 1 or 2."""
     return f"{{{prefix}:queue}}:shape"
 
 

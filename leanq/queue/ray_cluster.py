@@ -24,7 +24,7 @@ def publish(variables: Mapping[str, str]) -> None:
 def published(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that were left for the prefix in ``environ``; without Ray, none.
 
-    A process counts as part of a Ray cluster once it has imported and initialised Ray. It raises
+    A process counts as part of a Ray cluster once it has imported and initialised Ray. Raises
     UnavailableError if Ray's head does not answer.
     """
     ray = sys.modules.get("ray")

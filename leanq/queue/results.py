@@ -29,7 +29,7 @@ _SUMMED = {"f:": "verdict", "c:": "reason"}
 VERSION = 3
 """The version of the records that this release writes and reads; ``lua/parts/record.lua`` has the
 same."""
-# What is in another queue, beside this one's.
+# Releases with these have another queue, beside this one's.
 EARLY_VERSIONS = (1, 2)
 # A look counts the requests of the first so many tenants of a priority.
 _TENANTS_COUNTED = 1000
@@ -98,7 +98,7 @@ class Unreadable(Struct, frozen=True):
 
 
 def unreadable_of(answer: int) -> Unreadable:
-    """Returns what an answer below 0 of the scripts ``submit`` and ``lookup`` says."""
+    """Returns what a negative answer of the scripts ``submit`` and ``lookup`` means."""
     return Unreadable(-1 - answer)
 
 
@@ -268,7 +268,7 @@ class DeadLetter:
 
 @dataclass(slots=True, frozen=True)
 class Wakeup:
-    """Requests may wait."""
+    """There may be requests to claim."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -279,7 +279,7 @@ class Stop:
 
 
 class Use(NamedTuple):
-    """A number of ``what`` that runs used, as the accounts of a day keep it.
+    """How much of ``what`` runs have used, as the account of a day has it.
 
     Attributes:
         tenant, campaign: ``""`` for none, and for those beyond the names that a day has room for.
@@ -371,7 +371,7 @@ class OthersRow(NamedTuple):
 
     Attributes:
         version: of their records; 0 if they are damaged.
-        workers: how many workers of early releases are alive, for which alone such requests wait.
+        workers: how many workers of early releases are alive; nobody else takes such requests.
     """
 
     version: int

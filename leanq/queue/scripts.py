@@ -49,7 +49,8 @@ class Script:
     much as five packed ones. Texts, numbers, booleans, lists and maps keep their types.
 
     Attributes:
-        plain: its arguments without rows, as ``NAME``, or ``NAME:bytes`` for what may be no text.
+        plain: its arguments without rows, as ``NAME``, or ``NAME:bytes`` for values that may not be
+            text.
         rows: its lists of rows, and the fields of each row, likewise. Lua reads rows by columns:
             ``NAME.FIELD[i]`` is of the i-th row.
         lasting: whether its keys are those that outlast requests, see ``keys.py``.

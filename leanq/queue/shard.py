@@ -205,7 +205,7 @@ async def announce_shape(shard: Shard) -> None:
             f"{own[1]:g} here; set the same, or stop all workers before it is changed"
         )
     fields = ("shards", own[0], "lease_s", own[1])
-    # Workers empty a full memory, so they join one, too. Who joins after that writes it.
+    # Workers empty a full memory, so they join one, too. The next worker that joins writes it.
     with contextlib.suppress(QueueFullError):
         await shard.ask(("HSET", shape_key(shard.settings.prefix), *fields))
 

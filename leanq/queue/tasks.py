@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 async def run_apart(work: Callable[..., _T], *args: Any, at_once: bool) -> _T:
-    """Returns what ``work`` returns: in another thread, unless it takes less than that's start."""
+    """Returns what ``work`` returns: in another thread, or ``at_once`` if it is short."""
     return work(*args) if at_once else await asyncio.to_thread(work, *args)
 
 

@@ -1,4 +1,4 @@
-"""A replay memory in Redis: replies that learners read which did not ask for them.
+"""A replay memory in Redis: replies for learners that did not submit the requests.
 
 Any number of processes read and write without a lock: each change is one script on one hash slot.
 Entries are numbered in the order of writing. A learner reads a list from an offset that it keeps,
