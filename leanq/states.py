@@ -6,7 +6,7 @@ the parent's id, and a payload. Recalling a state uses its ancestors too, and ke
 parent, so no parent is collected before its children.
 
 A **snapshot** only saves time. It is found whole or not at all. It travels as chunks under the hash
-of their content, and is entered into ``:snaps``, whose entries the budget counts, before they come.
+of their content. Before they come, it is entered into ``:snaps``, whose entries the budget counts.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class States(Protocol):
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
         """Keeps a snapshot; returns True if it can now be found, or an earlier one of its key can.
 
-        Returns False if it does not fit, the memory is full, or another worker is just bringing it.
+        Returns False if it does not fit, the memory is full, or another worker is just storing it.
         """
         self.counts["refused"] += 1
         return False

@@ -48,7 +48,7 @@ class Cluster:
     Attributes:
         name: its URL without the password, the same for all clients.
         up: whether it answered when it was last probed.
-        watch: probes it until it answers, after there was trouble.
+        watch: the task that probes it after trouble, until it answers.
         waiting: the requests that it has not acknowledged, by request id.
     """
 

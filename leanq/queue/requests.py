@@ -337,7 +337,8 @@ class DeclarationTime(Struct, frozen=True, array_like=True):
     """The time that Lean spent on a declaration, or on another command of a text.
 
     Attributes:
-        name: its full name; the beginning of a command without one; all names of several.
+        name: its full name. A command without a name has its beginning here, and one that
+            declares several names has all of them.
         line: where it begins, from 1.
         ms: the time in milliseconds. Work on threads beside one another adds up.
         parts: what took most of it, with milliseconds.

@@ -52,8 +52,9 @@ class UpFile:
 def find_queue(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Returns ``environ`` with a ``LEANQ_URL``.
 
-    It is that of ``environ``, else of the Ray cluster that this process is part of, else of the
-    ``leanq up`` that runs. From Ray come all of the queue's settings that ``environ`` lacks.
+    The URL is that of ``environ``, else of the Ray cluster that this process is part of, else of
+    the running ``leanq up``. Ray's head also gives the queue's other settings, where ``environ``
+    lacks them.
 
     Raises:
         UsageError: none exists.

@@ -312,7 +312,7 @@ class ReplayMemory:
         """Returns the entries behind ``offset`` in the order of writing, up to ``limit``.
 
         A learner saves ``batch.offset`` with its state, and reads on from there after a crash.
-        ``missed`` counts the entries that left before.
+        ``missed`` counts the entries that had left the memory.
 
         Args:
             offset: that of an earlier batch; 0 is before the oldest entry.
