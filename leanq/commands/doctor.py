@@ -235,9 +235,10 @@ async def _ask_server(settings: Settings) -> list[Finding]:
 
 
 async def _restart(shard: Shard, info: Mapping[str, Any]) -> Finding | None:
-    """Looks whether a restart would replay what scripts wrote, which Redis 7.0 does as the default
-    user."""
-    if not info.get("aof_enabled") or "valkey_version" in info:
+    """Looks whether a restart would replay what scripts wrote. Redis from 7.0 to 8.2 and Valkey 8.1
+    do so as the default user; Valkey 9.1 does not ask for its rights."""
+    valkey = str(info.get("valkey_version", "0")).split(".")[:2]
+    if not info.get("aof_enabled") or [*map(int, valkey)] >= [9, 1]:
         return None
     key = shard.keys.of("stats")
     try:
@@ -253,9 +254,9 @@ async def _restart(shard: Shard, info: Mapping[str, Any]) -> Finding | None:
     return Finding(
         "restart",
         True,
-        "Redis 7.0 replays the append-only file as the user 'default', who may not write here, so "
-        "a restart loses nearly all that scripts wrote; the first line of the file of users has to "
-        "be 'user default off resetpass ~* &* +@all' (deploy/users.acl)",
+        "the server replays its append-only file as the user 'default', who may not write here, "
+        "so a restart loses nearly all that scripts wrote; the first line of the file of users has "
+        "to be 'user default off resetpass ~* &* +@all' (deploy/users.acl)",
         warns=True,
     )
 
