@@ -11,9 +11,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,12 +21,12 @@ import click
 from leanq import __version__
 from leanq.commands import options
 from leanq.commands.common import tell
-from leanq.commands.worker import environments, named_environments
+from leanq.commands.environments import environments, openers
 from leanq.errors import LeanQError, NotPermittedError, RefusedError, UnavailableError
 from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
 from leanq.lean.audit.judge_client import Judges
-from leanq.lean.environment import Environment, open_environment
+from leanq.lean.environment import Environment
 from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.sandbox.demands import advice, missing_walls
@@ -74,20 +73,13 @@ class Finding:
 
 @click.command()
 @options.queue
-@options.lean_program
 @environments
-def doctor(
-    url: str | None,
-    as_json: bool,
-    lean: str | None,
-    environments: Sequence[str],
-) -> int:
+def doctor(url: str | None, as_json: bool, **given: Any) -> int:
     """Show what is installed, what works, and how to mend it.
 
     Exit code: 0 if a check works in each environment, else 3; a warning is no failure.
     """
-    named = named_environments(environments)
-    findings = asyncio.run(_examine(url, lean, named))
+    findings = asyncio.run(_examine(url, openers(**given).values()))
     lines = (f"{each.mark()}  {each.what:11}  {_wrapped(each.text)}" for each in findings)
     tell(as_json, map(asdict, findings), lines)
     return 0 if all(finding.works for finding in findings) else 3
@@ -103,20 +95,20 @@ def _wrapped(text: str) -> str:
 
 
 async def _examine(
-    url: str | None, lean: str | None, named: Mapping[str, Path | None]
+    url: str | None, environments: Iterable[Callable[[], Environment]]
 ) -> list[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings += await server_findings(url or UpFile(os.environ).read())
     findings.append(await sandbox_finding())
-    for name, folder in named.items():
-        findings += await _examine_environment(name, folder, lean)
+    for opener in environments:
+        findings += await _examine_environment(opener)
     return findings
 
 
-async def _examine_environment(name: str, folder: Path | None, lean: str | None) -> list[Finding]:
+async def _examine_environment(opener: Callable[[], Environment]) -> list[Finding]:
     try:
-        environment = open_environment(name, folder, lean=lean)
+        environment = opener()
     except LeanQError as error:
         return [Finding("lean", False, str(error))]
     return await environment_findings(environment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,13 +11,14 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, tell
-from leanq.commands.worker import environments, named_environments
+from leanq.commands.environments import environments, openers
 from leanq.fleet.shown import printable, table
-from leanq.fleet.stats import fingerprints_of
+from leanq.fleet.stats import fingerprints_of, options_of
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.library_syntax import Evaluators
-from leanq.lean.environment import Environment, open_environment
+from leanq.lean.environment import Environment
+from leanq.lean.lean_options import shown
 from leanq.lean.toolchain import LEANS_OWN
 from leanq.queue.operator_queue import look
 from leanq.queue.results import Status
@@ -32,7 +33,7 @@ def env() -> None:
 @env.command("list")
 @options.queue
 def list_(url: str | None, as_json: bool) -> None:
-    """Show the queue's environments: Lean, library, fingerprint, workers, kernel.
+    """Show the queue's environments: Lean and options, library, fingerprint, workers, kernel.
 
     The kernel judges what Lean compiles. An environment that no worker serves any more is shown
     as the last one described it.
@@ -61,6 +62,7 @@ def _found(status: Status) -> list[dict[str, Any]]:
                 "environment": name,
                 **told,
                 "libraries": libraries if isinstance(libraries, list) else [],
+                "options": options_of(about),
                 "fingerprints": sorted(filter(None, prints)),
                 "workers": sorted(workers),
             }
@@ -74,9 +76,10 @@ def _row(each: dict[str, Any]) -> dict[str, str]:
     shown = [", ".join(libraries[:3]) + (", …" if libraries[3:] else "")]
     if each["project"]:
         shown.insert(0, str(each["project"]))
+    with_options = f", {', '.join(each['options'])}" if each["options"] else ""
     cells = {
         "ENVIRONMENT": each["environment"],
-        "LEAN": each["lean"] or each["driver"] or "",
+        "LEAN": f"{each['lean'] or each['driver'] or ''}{with_options}",
         "LIBRARY": ": ".join(filter(None, shown)),
         "FINGERPRINT": ", ".join(str(each_print)[:12] for each_print in each["fingerprints"]),
         "WORKERS": len(each["workers"]),
@@ -101,8 +104,7 @@ _no_names = click.argument(
 @env.command()
 @_no_names
 @environments
-@options.lean_program
-def prepare(environments: Sequence[str], lean: str | None) -> int:
+def prepare(**given: Any) -> int:
     """Fill this machine's cache with what a worker needs to know of environments.
 
     Hashes their compiled files, looks for syntax that evaluates what a text wrote, writes all
@@ -112,8 +114,8 @@ def prepare(environments: Sequence[str], lean: str | None) -> int:
     Exit code: 0 if all can be judged, 1 if one cannot.
     """
     faults = []
-    for name, path in named_environments(environments).items():
-        environment = open_environment(name, path, lean=lean)
+    for opener in openers(**given).values():
+        environment = opener()
         evaluators(environment)
         fault, made, unread = asyncio.run(_prepared(environment))
         said = f"prepared, with {made}" if made else "prepared"
@@ -139,18 +141,18 @@ async def _prepared(environment: Environment) -> tuple[str, str, Mapping[str, st
 @env.command()
 @_no_names
 @environments
-@options.lean_program
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each environment.")
-def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
-    """Print an environment's syntax that evaluates what a text wrote.
+def show(as_json: bool, **given: Any) -> None:
+    """Print an environment's options, and its syntax that evaluates what a text wrote.
 
     A text with such a word or attribute is unverified. The first look at an environment reads all
     its compiled libraries, and keeps the result in the cache folder.
     """
-    for name, path in named_environments(environments).items():
-        environment = open_environment(name, path, lean=lean)
+    for name, opener in openers(**given).items():
+        environment = opener()
         found = evaluators(environment)
-        record = {"environment": name, "fingerprint": environment.fingerprint, **asdict(found)}
+        about = {"fingerprint": environment.fingerprint, "options": shown(environment.options)}
+        record = {"environment": name, **about, **asdict(found)}
         lines = (f"  {line}" for line in _lines(found))
         tell(as_json, [record], map(printable, (str(environment), *lines)))
 

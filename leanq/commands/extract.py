@@ -12,8 +12,8 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import EXIT_OK, interruptible
+from leanq.commands.environments import project_here
 from leanq.commands.submit import read_named
-from leanq.commands.worker import project_here
 from leanq.queue.requests import TIMEOUT_S, Request
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from leanq.fleet.stats import (
     fingerprints_of,
     fleet_stats_of,
     lean_of,
+    options_of,
     unsized,
 )
 from leanq.queue.operator_queue import OperatorQueue, every_queue
@@ -254,6 +255,8 @@ def _summary(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         age = duration(time.time() - since_s)
         yield "paused", f"{what} {name[2:]} for {age} (leanq resume --{option} {name[2:]})"
     for name, each in record["environments"].items():
+        if options := options_of(each):
+            yield "options", f"{name}: {', '.join(options)}"
         if len(each["fingerprints"]) > 1:
             offers = counted({found[:12]: count for found, count in each["fingerprints"].items()})
             text = "is not the same on all workers, nor are its verdicts"

@@ -18,34 +18,23 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import beside, queue_settings
+from leanq.commands.environments import environments, openers
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Sample, counted_samples, page_at
-from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
-from leanq.lean.environment import open_environment
 from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.language_server.documents import DocumentRules
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.sandbox.demands import require_walls as demand
 from leanq.lean.sandbox.sandbox import probe
-from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
-from leanq.queue.settings import Settings, check_name
+from leanq.queue.settings import Settings
 from leanq.queue.up_file import UpFile
 from leanq.worker import Worker
 
 # How long a worker without its server may take to end its requests.
 _WITHOUT_SERVER_S = 5.0
-
-environments = click.option(
-    "--env",
-    "environments",
-    multiple=True,
-    metavar="NAME=PATH",
-    help="A Lake project or a folder of .olean files, offered under this name; may be "
-    "given several times [default: 'default', the Lake project here or Lean's own library].",
-)
 
 worker_options = options.combined(
     click.option(
@@ -61,7 +50,6 @@ worker_options = options.combined(
         "forks; or an echo for tests of the queue.",
     ),
     environments,
-    options.lean_program,
     click.option(
         "--require-walls",
         is_flag=True,
@@ -212,6 +200,8 @@ def make_worker(
     driver: str = "lean",
     environments: Sequence[str] = (),
     lean: str | None = None,
+    env_options: Sequence[str] = (),
+    env_options_of_project: bool = False,
     trust_steps: bool = False,
     require_walls: bool = False,
     no_fork_server: bool = False,
@@ -228,12 +218,14 @@ def make_worker(
     With a ``cpu_share`` below 1, the whole process is limited to that share of its CPUs.
 
     Raises:
-        UsageError: an environment is not ``NAME=PATH``, named twice, or no folder.
+        UsageError: an environment or an option of one is not as :func:`openers` takes it.
         ToolchainError: there is no usable Lean, or an environment cannot be read.
         SandboxError: a required wall is missing.
     """
-    if driver == "echo" and (environments or lean):
-        raise UsageError("--env and --lean are for drivers with Lean; echo offers 'echo' alone")
+    if driver == "echo" and (environments or lean or env_options or env_options_of_project):
+        raise UsageError(
+            "--env…, --env-option… and --lean are for drivers with Lean; echo offers 'echo' alone"
+        )
     if cpu_share < 1:
         keep_to(cpu_share)
     timings = WorkerTimings(
@@ -256,37 +248,8 @@ def make_worker(
         else ForkRules(compare_every=settings.compare_every),
         "documents": DocumentRules(compare_every=settings.compare_every),
     }
-    drivers: list[Driver] = []
-    for name, path in named_environments(environments).items():
-        opener = partial(open_environment, name, path, lean=lean)
-        drivers.append(LeanDriver(opener, **made_of))
-    return made(drivers)
-
-
-def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
-    """Returns the folder of each environment given as ``NAME=PATH``; without any, that of
-    ``default``.
-
-    Raises:
-        UsageError: one is not ``NAME=PATH``, named twice, or not there.
-    """
-    named: dict[str, Path | None] = {}
-    for text in environments:
-        name, equals, path = text.partition("=")
-        if not (equals and path):
-            raise UsageError(
-                f"--env {text!r} is not NAME=PATH, such as mathlib=/srv/mathlib: the folder of a "
-                "Lake project, or of .olean files"
-            )
-        if check_name("environment", name) in named:
-            raise UsageError(f"--env names {name!r} twice")
-        folder = named[name] = Path(path).expanduser()
-        if not folder.exists():
-            raise UsageError(
-                f"--env {name}: there is no {folder}; name the folder of a Lake project or of "
-                ".olean files"
-            )
-    return named or {DEFAULT_ENVIRONMENT: project_here()}
+    found = openers(environments, lean, env_options, env_options_of_project)
+    return made([LeanDriver(each, **made_of) for each in found.values()])
 
 
 def _server_folder(settings: Settings) -> list[Path]:
@@ -295,14 +258,6 @@ def _server_folder(settings: Settings) -> list[Path]:
         return []
     socket = Path(urlsplit(settings.url).path)
     return list(dict.fromkeys([socket.parent, socket.resolve().parent]))
-
-
-def project_here() -> Path | None:
-    """Returns the Lake project around the current folder, if there is one."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
-            return folder
-    return None
 
 
 def metrics_page(

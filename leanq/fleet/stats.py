@@ -244,6 +244,12 @@ def lean_of(about: Mapping[str, Any]) -> str:
     return f"{lean}, kernel {kernel}" if kernel and kernel != lean else lean
 
 
+def options_of(about: Mapping[str, Any]) -> list[str]:
+    """Returns Lean's options in an environment, as ``NAME=VALUE``."""
+    found = about.get("options")
+    return [*map(str, found)] if isinstance(found, list) else []
+
+
 def _texts(found: object) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}

@@ -9,6 +9,7 @@ In reading order::
     toolchain.py      finding Lean, and the command that starts it
     builds.py         which Lean compiled a module, and libraries that this one cannot read
     environment.py    what a check can import, and its fingerprint
+    lean_options.py   the options that all of its texts have
     nearest.py        the modules that an unknown name may have meant
     watch.py          whether its folders were written to since the last look
     files.py          the files of an environment, as they are found

@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from leanq.errors import ToolchainError, to_install
 from leanq.fleet.shown import some_of
+from leanq.lean import lean_options
 from leanq.lean.audit.olean import find_folder, find_module
 from leanq.lean.baked_hashes import baked
 from leanq.lean.builds import check_builds, check_project
@@ -86,7 +87,10 @@ class Environment:
     seen: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
+        told = f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
+        return (
+            f"{told}, with {', '.join(lean_options.shown(self.options))}" if self.options else told
+        )
 
     def process_env(self) -> dict[str, str]:
         """Returns all environment variables of a Lean process, except the caller's HOME and TMPDIR.
@@ -224,14 +228,13 @@ def open_environment(
     cache: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     options: Sequence[str] = (),
+    options_of_project: bool = False,
 ) -> Environment:
     """Finds the Lean of an environment and takes its fingerprint. ``path`` is a Lake project, a
     folder of compiled modules, or None for the toolchain's own library (with the wheel: Core).
     ``lean`` is the value of ``--lean``, ``cache`` the folder for files to keep between starts.
-    Raises ToolchainError."""
-    for option in options:
-        if not re.match(r"-D[^=]+=", option):
-            raise ToolchainError(f"{option!r} is no option of Lean; write -Dname=value")
+    ``options`` are Lean's for all texts, each ``-DNAME=VALUE``, besides the project's own
+    ``leanOptions`` with ``options_of_project``. Raises ToolchainError."""
     cache = cache_folder(cache, environ)
     folder = _checked_folder(name, path) if path is not None else None
     toolchain, search_path = find_toolchain_and_path(lean, folder, environ)
@@ -240,6 +243,10 @@ def open_environment(
         project = folder
     elif folder is not None:
         search_path = (folder,)
+    of_project = lean_options.of_project(name, project) if options_of_project else []
+    options = lean_options.ordered([*of_project, *options])
+    if options:
+        lean_options.check(name, toolchain, options, environ)
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
     # Lean's implicit imports are there; every toolchain but the wheel brings them.
@@ -277,7 +284,7 @@ def open_environment(
         toolchain=toolchain,
         project=project,
         search_path=search_path,
-        options=tuple(options),
+        options=options,
         fingerprint=fingerprint,
         header=header,
         cache=cache,

@@ -30,6 +30,7 @@ from leanq.lean.diagnostics import moved_up, noted
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.language_server.documents import DocumentRules, Documents
+from leanq.lean.lean_options import shown
 from leanq.lean.prefixes import Prefixes, PrefixRules
 from leanq.lean.process import Lean, limits_of
 from leanq.lean.profile import profile
@@ -146,6 +147,7 @@ class LeanDriver:
             "fingerprint": environment.fingerprint,
             "project": environment.project.name if environment.project else None,
             "libraries": self.opened.libraries[:_LIBRARIES_TOLD],
+            "options": shown(environment.options),
         }
         judges = self.opened.auditor.judges
         if judges.kernel:

@@ -50,7 +50,9 @@ class Site:
         cases = [f"{flag}) echo {shlex.quote(text)};;" for flag, text in answers.items()]
         self.script("toolchain/bin/lean", f"case $1 in {' '.join(cases)} esac")
 
-    def open(self, folder: str | None = "project", *options: str) -> Environment:
+    def open(
+        self, folder: str | None = "project", *options: str, of_project: bool = False
+    ) -> Environment:
         lean_path = ":".join(str(self.root / entry) for entry in self.search_path)
         self.script("toolchain/bin/lake", f'shift; LEAN_PATH={shlex.quote(lean_path)} exec "$@"')
         return open_environment(
@@ -60,6 +62,7 @@ class Site:
             cache=self.cache,
             environ={"PATH": "/usr/bin:/bin"},
             options=options,
+            options_of_project=of_project,
         )
 
     def write(self, name: str, text: str) -> Path:
@@ -139,11 +142,22 @@ def test_nothing_changes_with(site: Site, change: Callable[[Site], object]) -> N
 
 def test_fingerprint_changes_with_options(site: Site) -> None:
     one, two = "-DautoImplicit=true", "-DmaxRecDepth=99"
-    options: list[tuple[str, ...]] = [(), (one,), (one, two), (two, one)]
+    options: list[tuple[str, ...]] = [(), (one,), (two,), (one, two)]
     assert len({site.open("project", *each).fingerprint for each in options}) == len(options)
     assert site.open("project", one).options == (one,)
     with pytest.raises(ToolchainError, match="'autoImplicit' is no option"):
         site.open("project", "autoImplicit")
+
+
+def test_a_projects_own_options_are_taken_where_asked_for(site: Site) -> None:
+    lakefile = 'name = "p"\n[leanOptions]\nautoImplicit = false\npp.unicode.fun = true\n'
+    site.write("project/lakefile.toml", lakefile)
+    assert site.open().options == ()
+    made = site.open("project", "-DautoImplicit=true", "-Da=1", of_project=True)
+    assert made.options == ("-Da=1", "-DautoImplicit=true", "-Dpp.unicode.fun=true")
+    assert made.fingerprint != site.open().fingerprint
+    with pytest.raises(ToolchainError, match="a Lake project, and this is none"):
+        site.open("packages/a/lib", of_project=True)
 
 
 def test_links_are_followed_and_never_endlessly(site: Site) -> None:
