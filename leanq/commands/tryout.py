@@ -100,9 +100,9 @@ class Tryout:
 def tryout(
     path: Path, files: Sequence[str], lean: str | None, out: str | None, as_json: bool
 ) -> int:
-    """Try leanq on the Lake project or folder of .olean files at PATH, with your texts.
+    """Try leanq on your Lake project, with your texts.
 
-    Says in some five minutes what serves there (forks, judge, kernel), how many texts a second it
+    PATH is the project, or a folder of .olean files. It says in some five minutes what serves there (forks, judge, kernel), how many texts a second it
     checks beside plain Lean, and the first three texts on which leanq and plain Lean disagree. The
     first 200 files count. Without files, it makes texts behind the largest library. Nothing is
     sent anywhere, and each text runs in the sandbox.

@@ -50,6 +50,7 @@ SIMPLE = [
     "submit",
     "tenant",
     "trace",
+    "try",
     "up",
     "verify",
     "worker",
@@ -106,7 +107,7 @@ def test_every_command_and_option_is_explained(words: str) -> None:
 
 # Those that start a server of their own, or read files.
 WITHOUT_A_QUEUE = {
-    *("up", "campaign report", "env prepare", "env show", "export-traces", "extract")
+    *("up", "campaign report", "env prepare", "env show", "export-traces", "extract", "try")
 }
 
 
