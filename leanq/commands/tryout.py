@@ -102,10 +102,11 @@ def tryout(
 ) -> int:
     """Try leanq on your Lake project, with your texts.
 
-    PATH is the project, or a folder of .olean files. It says in some five minutes what serves there (forks, judge, kernel), how many texts a second it
-    checks beside plain Lean, and the first three texts on which leanq and plain Lean disagree. The
-    first 200 files count. Without files, it makes texts behind the largest library. Nothing is
-    sent anywhere, and each text runs in the sandbox.
+    PATH is the project, or a folder of .olean files. It says in some five minutes what serves
+    there (forks, judge, kernel), how many texts a second it checks beside plain Lean, and the
+    first three texts on which leanq and plain Lean disagree. The first 200 files count. Without
+    files, it makes texts behind the largest library. Nothing is sent anywhere, and each text runs
+    in the sandbox.
 
     Exit code: 0 if they agree, 1 if they disagree on a text, 3 if leanq cannot serve there.
     """
