@@ -17,6 +17,7 @@ from msgspec import structs
 from support.fleets import counter, echo_body, look, submission, until
 from support.metrics import port_in, scrape
 from support.queue.queues import Queue
+from support.servers import own_server
 from support.terminals import Terminal, ended, own_server_of, samples, wait_for_line
 
 from leanq import __version__
@@ -341,6 +342,31 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
     assert ended(watcher).code == 130
     assert place.run("reap").out == "0 put back, 0 poisoned\n"
     asyncio.run(clean_up())
+
+
+@pytest.mark.slow
+def test_a_reaper_that_watches_outlasts_its_server(terminal: Terminal) -> None:
+    environ = {"LEANQ_LEASE_S": "0.5"}
+    with own_server() as server:
+        terminal.use(server.settings)
+        watcher = terminal.start("reap", "--watch", "--json", environ=environ)
+        wait_for_line(watcher.stdout, '"requeued": 0')
+        server.stop()
+        wait_for_line(watcher.stderr, "; trying again")
+        assert terminal.run("reap", environ=environ).code == 3
+        assert terminal.run("reap", "--watch", environ=environ).code == 3
+        server.start()
+
+        async def die_with_one() -> None:
+            queue = Queue(replace(server.settings, lease_s=0.5))
+            await queue.submit("client", [submission("0-1", echo_body(b"x"))])
+            await queue.claim("doomed", ["echo"], 1, busy=0, token="n:")
+            await queue.close()
+
+        asyncio.run(die_with_one())
+        wait_for_line(watcher.stdout, '"requeued": 1')
+        watcher.send_signal(signal.SIGINT)
+        assert ended(watcher).code == 130
 
 
 # Workers
