@@ -18,6 +18,7 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine
 from support.campaigns.campaigns import Desk, desk_at
 from support.command_server import command_server
 from support.fleets import Recorder, look, serving, sweep, working
@@ -47,7 +48,11 @@ profile.register_profile(
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
+    # Whoever broke something waits for the first example, and not for others beside it.
+    report_multiple_bugs=False,
 )
+# Nor for the smallest one: five minutes would outlast a test's time, which then shows no example.
+engine.MAX_SHRINKING_SECONDS = 8
 # For `make test`; all others look as long as hypothesis does by itself.
 profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=10)
 profile.load_profile("leanq")

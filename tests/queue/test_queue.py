@@ -112,6 +112,13 @@ async def test_a_tenants_backlog_delays_anothers_request_by_one_round(shard: Sha
     assert claimed == ["many1", "single"]
 
 
+async def test_a_claim_brings_no_more_than_it_asks_for(shard: Shard) -> None:
+    for priority in range(3):
+        await shard.submit(*(f"{priority} {n}" for n in range(30)), priority=priority)
+    for want in (*range(1, 10), 8, 7):
+        assert len((await shard.claim(want=want)).jobs) == want
+
+
 async def test_settle_counts_once_and_answers_again_with_success(shard: Shard) -> None:
     await shard.submit("r")
     job = await shard.job()

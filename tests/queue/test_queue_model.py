@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import redis
+from hypothesis import settings as profile
 from hypothesis.stateful import run_state_machine_as_test
 from support.queue.queue_machine import (
     LEASE_MS,
@@ -27,10 +28,17 @@ from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "examples",
+    [
+        # What most bugs need, for each change.
+        pytest.param(profile(PROFILE, max_examples=8, stateful_step_count=40), id="a few"),
+        pytest.param(PROFILE, id="many", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.timeout(0 if SOAK else 240)
 def test_scripts_do_what_the_model_says(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, examples: profile
 ) -> None:
     monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
     monkeypatch.setattr(leanq.queue.worker_queue, "_UNUSUAL_S", 0.0)
@@ -44,7 +52,7 @@ def test_scripts_do_what_the_model_says(
     QueueMachine.loop = asyncio.new_event_loop()
     QueueMachine.server = redis.Redis.from_url(server.url)
     try:
-        run_state_machine_as_test(QueueMachine, settings=PROFILE)
+        run_state_machine_as_test(QueueMachine, settings=examples)
     finally:
         QueueMachine.server.close()
         QueueMachine.loop.close()

@@ -46,7 +46,13 @@ PROFILE = profile(
 ENVIRONMENTS, TENANTS, CLIENTS = ("a", "b"), ("s", "t", "u"), ("c", "d")
 LEASE_MS, MAX_ATTEMPTS, MAX_WAITING = 10_000, 4, 6
 
-BODIES = {"": (b"body", LARGE), "p": (b"body",), "q": (LARGE,)}
+
+class _Large(bytes):
+    def __repr__(self) -> str:
+        return "LARGE"  # a failure shows its example
+
+
+BODIES = {"": (b"body", _Large(LARGE)), "p": (b"body",), "q": (_Large(LARGE),)}
 NAMES = {
     Became.QUEUED: "queued",
     Became.ATTACHED: "attached",
