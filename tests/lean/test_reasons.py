@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import get_args
+
 import pytest
 from support.lean.sites import Site, check, sample
+from support.paths import TESTS
 
 from leanq.lean.sandbox.sandbox import PACKAGE
-from leanq.queue.requests import Reason, Request, Verdict
+from leanq.queue.requests import Reason, Request, Rule, Verdict
 
 HEAD = "prelude\nimport Core\n"
 BOTH = f"{HEAD}theorem t (p q : Prop) (h : p) (k : q) : And p q := sorry\n"
+
+
+def expected_words() -> Iterator[str]:
+    """The words of short texts in tests, and of the tables that say what becomes of texts."""
+    for path in TESTS.rglob("test_*.py"):
+        for text in re.findall(r'"([\w ]+)"', path.read_text()):
+            yield from text.split()
+    for path in TESTS.rglob("*.toml"):
+        yield from path.read_text().replace('"', " ").split()
+
+
+def test_some_test_expects_each_reason_and_each_rule() -> None:
+    promised = {*get_args(Reason), *get_args(Rule)}
+    assert promised <= {*expected_words()}, promised - {*expected_words()}
 
 
 @pytest.mark.slow
@@ -52,6 +71,18 @@ async def test_a_judge_that_does_not_start_says_nothing_of_the_text(site: Site) 
     reply = await driver.run(check("theorem t (p : Prop) (h : p) : p := h"))
     assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
     assert "the judge does not start here" in reply.messages[-1].text
+
+
+@pytest.mark.slow
+async def test_a_judge_that_meets_a_limit_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await site.one()
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+    monkeypatch.setattr("leanq.lean.audit.judge_client._MOST_ANSWERED_BYTES", 10)
+    reply = await driver.run(check(sample("or_swap")))
+    assert (reply.verdict, reply.reason) == ("unjudged", "judge_limit")
+    assert "the judge was stopped by a limit" in reply.messages[-1].text
 
 
 @pytest.mark.slow

@@ -67,7 +67,8 @@ async def test_steps_beside_other_holes(
     for number, (row, found) in enumerate(zip(ROWS, every, strict=True)):
         for (hole, tactics, expected), reply in zip(row["steps"], found, strict=True):
             with subtests.test(row=number, hole=hole, tactics=tactics):
-                assert expected in (said(reply), reply.verdict), reply.messages
+                rules = (f"{said(reply)} {each.rule}" for each in reply.failed)
+                assert expected in (said(reply), reply.verdict, *rules), reply.messages
                 if expected == "accepted":
                     assert reply.axioms is not None
                     assert "sorryAx" in reply.axioms

@@ -269,6 +269,57 @@ theorem four : True := sorry
     )
 
 
+@pytest.mark.parametrize(
+    ("rule", "target", "candidate"),
+    [
+        (
+            "levels_differ",
+            "theorem t.{u} (α : Sort u) (a : α) : True := sorry",
+            "theorem t.{u, v} (α : Sort u) (a : α) (β : Sort v) : True := True.intro",
+        ),
+        ("safety_differs", "def answer : Nat := sorry", "unsafe def answer : Nat := 1"),
+        ("target_lacks", "def other : Nat := 1", "def other : Nat := 1"),
+        (
+            "overridden",
+            "def answer : Nat := sorry",
+            "def fast : Nat := 1\n@[implemented_by fast] def answer : Nat := 2",
+        ),
+    ],
+)
+def test_the_rule_says_in_what_a_candidate_differs(
+    lean: Lean, rule: str, target: str, candidate: str
+) -> None:
+    files = [
+        Image([lean.compile(f"{OWN}{text}", name="Rule").read_bytes()])
+        for text in (target, candidate)
+    ]
+    found = compare(*files, holes=["answer"]).differences
+    assert rule in {each.rule for each in found}
+
+
+@pytest.mark.parametrize("way", ["one", "helper", "other"])
+def test_what_fills_a_hole_leads_to_no_theorem_of_the_target(lean: Lean, way: str) -> None:
+    target = f"""{OWN}theorem one : True := sorry
+def answer : Prop := sorry
+theorem two : answer := sorry
+"""
+    candidate = f"""{OWN}theorem one : True := True.intro
+theorem helper : True := one
+theorem other : True := helper
+def answer : Prop := (fun _ : True => True) {way}
+theorem two : answer := True.intro
+"""
+    files = [
+        Image([lean.compile(text, name="Hole").read_bytes()])
+        for text in (target, candidate, candidate.replace(f") {way}", ") True.intro"))
+    ]
+    said = [
+        [each.rule for each in compare(files[0], other, holes=["answer"]).differences]
+        for other in files[1:]
+    ]
+    assert said == [["hole_uses_theorem"], []]
+
+
 def test_what_is_open_in_a_target_is_told_in_few_steps(tmp_path: Path) -> None:
     writer = Writer()
     value = writer.const(writer.name("sorryAx"))
