@@ -329,6 +329,22 @@ async def test_snapshot_whose_worker_died_on_the_way_makes_room(store: Store) ->
     assert await store.states.find_snapshot("k") == packed(b"a")
 
 
+async def test_what_the_server_has_evicted_leaves_the_accounts(store: Store) -> None:
+    (queue,) = store.queues
+    for key in ("k0", "k1"):
+        assert await store.states.keep_snapshot(key, packed(key.encode() * 500))
+        store.advance(600_000)
+    store.evict("snap", "k0")
+    assert await store.states.keep_snapshot("k2", packed(b"new" * 500))
+    assert store.accounts() == {"k1", "k2"}
+    assert store.keys("chunk") == {digest(b"k1" * 500), digest(b"new" * 500)}
+    tallies = (await queue.status()).tallies
+    assert tallies["snapshots_evicted"] == 1
+    assert tallies["snapshot_bytes"] == sum(
+        packed(content * 500).size_bytes for content in (b"k1", b"new")
+    )
+
+
 @pytest.mark.usefixtures("few_buckets")
 async def test_accounts_of_expired_snapshots_end_with_a_round(store: Store) -> None:
     assert await store.states.keep_snapshot("k", packed(b"a"))

@@ -88,6 +88,18 @@ async def test_what_a_campaign_settles_goes_into_its_memory(
     assert Campaign.of_results(campaign.out).replay == "m"
 
 
+async def test_entries_say_of_which_problem_they_are(
+    settings: Settings, judge: Judge, tmp_path: Path
+) -> None:
+    campaign = made(tmp_path)
+    of_problems = replace(campaign, fields=replace(campaign.fields, problem="id"))
+    async with open_memory(settings) as memory:
+        async with AsyncLeanQClient(settings) as client:
+            assert await of_problems.run(client, Warned()) == "finished"
+        found = sorted(entry.tags["problem"] for entry in await memory.read())
+        assert found == ["a", "a", "b"]
+
+
 async def test_a_campaign_without_targets_pays_nothing(
     settings: Settings, judge: Judge, tmp_path: Path
 ) -> None:

@@ -118,6 +118,21 @@ def test_the_latest_trace_is_an_exemplar_for_those_that_ask(
         assert float(bucket.labels["le"]) >= took_s
 
 
+async def test_a_sampled_request_is_the_example_of_its_workers_count(
+    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "EXEMPLARS", found := {})
+    traces = {"echo": ("a" * 32, "01"), "incomplete": ("b" * 32, "00")}
+    sent = {name: f"00-{trace}-{'c' * 16}-{flags}" for name, (trace, flags) in traces.items()}
+    async with running(Worker(settings, [_Refuses()], slots=1)):
+        await lean.check("x", env="echo", traceparent=sent["incomplete"])
+        assert not found
+        await lean.check("y", env="echo", traceparent=sent["echo"])
+    assert {name: seen[0] for name, seen in found.items()} == {
+        ("leanq_worker_requests_total", "incomplete"): "a" * 32
+    }
+
+
 # Times
 
 

@@ -27,7 +27,13 @@ from support.servers import Server, own_server
 from support.waiting import eventually
 
 from leanq.client import LeanQClient, LeanQFuture
-from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
+from leanq.errors import (
+    ClosedError,
+    LeanQError,
+    RequestError,
+    UnavailableError,
+    UnknownEnvironmentError,
+)
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
@@ -200,6 +206,23 @@ def test_patience_ends_and_the_client_goes_on(own: Server) -> None:
             assert lean.echo(b"again").result(DEADLINE_S) == b"again"
 
 
+@pytest.mark.usefixtures("watchful")
+def test_an_outage_that_is_over_uses_up_no_patience_of_the_next(own: Server) -> None:
+    with LeanQClient(own.settings) as lean:
+        waits = [lean.echo(b"first")]
+        shard_client = first_shard(lean)
+        until(lambda: look(own.settings).counters.get("submitted") == 1)
+        for number in range(2):
+            own.stop()
+            waits.append(lean.echo(b"%d" % number))
+            until(lambda: {*shard_client.down_since} == {"read", "submit"})
+            own.start()
+            until(lambda: not shard_client.down_since)
+        assert not any(future.done() for future in waits)
+        with serving(own.settings):
+            assert len(results(waits)) == 3
+
+
 def test_an_outage_in_which_no_request_waits_uses_up_no_patience(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +267,20 @@ def test_a_large_reply_that_fails_to_come_takes_no_other_with_it(
         driver.let_go()
         assert results(futures) == payloads
     assert len(fetches) == 2
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_reply_that_cannot_be_read_is_an_error(settings: Settings) -> None:
+    with LeanQClient(settings) as lean:
+        future, name = lean.echo(b"waits"), first_shard(lean).client
+        until(lambda: look(settings).counters.get("submitted") == 1)
+        with redis.Redis.from_url(settings.url) as stranger:
+            stranger.xadd(Keys(settings.prefix).of("inbox", name), {future.request_id: b"nonsense"})
+        with pytest.raises(RequestError, match=r"cannot be read"):
+            future.result(DEADLINE_S)
+        # The request itself waits on.
+        with serving(settings):
+            until(lambda: look(settings).counters.get("settled") == 1)
 
 
 @pytest.mark.usefixtures("patient")

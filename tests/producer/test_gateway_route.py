@@ -218,6 +218,29 @@ async def test_a_gateway_that_ends_costs_no_request(settings: Settings, scripted
     assert len(scripted.seen) == 1
 
 
+@pytest.mark.parametrize("way", ["a batch", "one by one"])
+async def test_a_gateway_that_is_down_is_asked_seldom(
+    settings: Settings, scripted: Scripted, way: str
+) -> None:
+    asked: list[str] = []
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append("connected")
+        writer.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with new_gateway(settings, grace_s=0.1) as first:
+            lean = await stack.enter_async_context(
+                AsyncLeanQClient(first.url, unavailable_timeout_s=1.0)
+            )
+        port = int(first.url.rpartition(":")[2])
+        async with await asyncio.start_server(hang_up, "127.0.0.1", port):
+            with pytest.raises(UnavailableError):
+                await (lean.check("x") if way == "a batch" else lean.export(STATE))
+    # The waits between them double, from 25 ms on average.
+    assert 2 <= len(asked) < 16
+
+
 async def test_a_key_is_needed_and_urls_that_would_show_it_are_refused(
     settings: Settings, scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

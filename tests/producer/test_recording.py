@@ -65,7 +65,7 @@ async def test_what_ends_is_recorded_over_redis_and_http(
     async with AsyncLeanQClient(where, record=tmp_path / "new" / "folder") as lean:
         labels = {"problem": "p", "step": 7, "of": ["a"]}
         checked = await lean.check("-- rejected", timeout_s=5, labels=labels)
-        verified = await lean.verify("-- target", "-- accepted", holes=["h"])
+        verified = await lean.verify("-- target", "-- accepted", holes=["h"], labels={})
         stepped = await lean.step(STATE, "x", env="default")
         await lean.attach(checked.request_id)
         with pytest.raises(UnknownEnvironmentError):
@@ -133,7 +133,9 @@ def test_what_is_no_folder(tmp_path: Path, record: object, monkeypatch: pytest.M
         FakeLeanQClient(record=record)
 
 
-@pytest.mark.parametrize("labels", [7, "x", ["a"], {1: "x"}, {"x": object()}, {"x": "\ud800"}])
+@pytest.mark.parametrize(
+    "labels", [7, "x", ["a"], {1: "x", "y": "z"}, {"x": object()}, {"x": "\ud800"}]
+)
 def test_what_are_no_labels(labels: object) -> None:
     with FakeLeanQClient() as lean, pytest.raises(InvalidRequestError, match="labels"):
         lean.check("x", labels=labels)  # type: ignore[typeddict-item]

@@ -185,6 +185,14 @@ async def test_weights_of_many_sizes_are_drawn_by_their_share(settings: Settings
     assert chi_squared(counts, [weights[n] * share for n in likely]) < bound(len(likely))
 
 
+async def test_each_of_many_with_one_weight_is_drawn_alike(settings: Settings) -> None:
+    # The least of its class, so that a draw is given up the most often.
+    async with open_memory(settings, ReplayBounds(weighted=True)) as memory:
+        await memory.write(attempts(range(40), 1.0))
+        drawn = Counter(names(await memory.sample(8000, weighted=True, rng=random.Random(3))))
+    assert chi_squared([drawn[str(n)] for n in range(40)], [200.0] * 40) < bound(40)
+
+
 async def test_a_memory_without_weights_says_how_to_have_them(settings: Settings) -> None:
     async with open_memory(settings) as memory:
         with pytest.raises(UsageError, match=r"ReplayBounds\(weighted=True\)"):

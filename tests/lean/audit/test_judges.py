@@ -160,6 +160,31 @@ FORGERIES: dict[str, Callable[[Image], tuple[int, int]]] = {
 }
 
 
+async def test_a_bound_variable_that_no_binder_can_bind_does_not_reach_the_kernel(
+    judges: Judges, honest: bytes
+) -> None:
+    def far(image: Image) -> tuple[int, int]:
+        at = image.index(image.words[of(image, "late")[1] + 2])
+        for _ in range(2):
+            at = image.index(image.words[at + 3])
+        return at + 1, 2 * ((1 << 20) - 1) + 1
+
+    found = await judged(judges, [forged(honest, far)])
+    assert found.rule == "kernel_refused"
+    assert "too far away" in found.text
+
+
+async def test_a_small_limit_leaves_the_process_what_it_holds_itself(
+    judges: Judges, honest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.lean.audit.judge_client._LEAST_MEMORY_BYTES", 0)
+    assert (await judged(judges, [honest])).proved
+    started = COUNTS["leanq_lean_starts_total", "server"]
+    small = replace(LIMITS, memory_bytes=64 << 20)
+    assert (await judges.judge(split_header(PRELUDE), [honest], ("none", "here"), small)).proved
+    assert COUNTS["leanq_lean_starts_total", "server"] == started
+
+
 async def test_forged_files_are_refused(judges: Judges, honest: bytes) -> None:
     for what, patch in FORGERIES.items():
         found = await judged(judges, [forged(honest, patch)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from support.lean.sandboxes import (
     python,
     run,
 )
+from support.paths import ROOT
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox, python_program
@@ -170,6 +173,35 @@ async def test_no_child_is_too_short_to_count(sandbox: Sandbox) -> None:
             except ChildProcessError: pass
     """
     assert (await run(sandbox, code)).exit.cpu_s > 0.6
+
+
+async def test_what_no_process_waits_for_counts_on_when_it_is_gone() -> None:
+    code = """
+        import os, signal, time
+        from leanq.lean.sandbox.usage import UsageSampler
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        sampler = UsageSampler()
+        for _ in range(3):
+            (seen, done), (ends, lets_go) = os.pipe(), os.pipe()
+            if os.fork() == 0:
+                os.close(lets_go)
+                while time.process_time() < 0.06: pass
+                os.write(done, b"x")
+                os.read(ends, 1)
+                os._exit(0)
+            os.read(seen, 1)
+            sampler.sample()
+            os.close(lets_go)
+            try: os.wait()
+            except ChildProcessError: pass
+        sampler.conclude()
+        print(sampler.cpu_s)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+    assert float(done.stdout) >= 0.15
 
 
 async def test_cpu_is_exact_at_the_end(sandbox: Sandbox) -> None:

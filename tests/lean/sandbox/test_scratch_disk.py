@@ -14,7 +14,7 @@ from support.lean.sandboxes import GENEROUS, MB, MODES, opened, run
 from support.lean.sites import Site, check
 
 from leanq.lean.sandbox.sandbox import Sandbox
-from leanq.lean.sandbox.scratch import disk_bytes
+from leanq.lean.sandbox.scratch import disk_bytes, empty
 
 LIMITS = replace(GENEROUS, scratch_bytes=4 * MB)
 
@@ -66,6 +66,33 @@ async def test_a_folder_that_is_closed_hides_nothing(sandbox: Sandbox) -> None:
     """
     finished = await run(sandbox, code, str(sandbox.scratch), limits=LIMITS)
     assert finished.exit.stopped == "scratch"
+
+
+def test_folders_that_their_owner_has_closed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an ordinary user, as most workers are; root may open them all."""
+    folder = tmp_path / "scratch"
+    for place in (folder / "a" / "b" / "c", folder / "d"):
+        place.mkdir(parents=True)
+        (place / "file").touch()
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    is_root = os.geteuid() == 0
+    if is_root:
+        for parent, folders, files in os.walk(folder):
+            for name in (".", *folders, *files):
+                os.chown(f"{parent}/{name}", 65534, 65534)
+    for place in ("d", "a/b/c", "a/b", "a", "."):
+        (folder / place).chmod(0)
+    if is_root:
+        os.seteuid(65534)
+    try:
+        empty("scratch")
+        assert os.listdir("scratch") == []
+    finally:
+        if is_root:
+            os.seteuid(0)
 
 
 def test_folders_below_the_reach_of_paths_count_as_too_much(tmp_path: Path) -> None:
