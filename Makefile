@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks test-documents real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks test-documents real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults mutants sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -171,6 +171,9 @@ soak-fork: $(VENV)/dev  ## 20,000 checks behind a preloaded header, among kills,
 
 find-faults: $(VENV)/dev  ## one hidden fault after another in a small fleet, and what shows it; LEAN=bin/lean, FAULTS=flood
 	PYTHONPATH=.:tests $(BIN)/python -m soak.hidden_faults --lean $(LEAN) $(FAULTS)
+
+mutants: $(VENV)/dev  ## 200 planted bugs, and which tests notice them, for an hour and a half at most; MUTANTS_OPTIONS="--bugs 20 --seed 7"
+	@PYTHONPATH=.:tests $(BIN)/python -m engines.mutants $(MUTANTS_OPTIONS)
 
 sim: $(VENV)/dev      ## the scaler in simulated fleets, 30 seeds; half an hour at most
 	$(BIN)/python -m sim
