@@ -274,6 +274,15 @@ def expected(orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, An
             tenant, number = None, 0
 
 
+async def test_a_fork_goes_on_for_one_tenant_and_only_when_clean() -> None:
+    asked = ["alice", "alice", "bob", "alice", "", "", None, None, "alice"]
+    orders = [{"tenant": tenant, "kind": "goes on", "file": "a"} for tenant in asked]
+    for kind in ODD:
+        orders += [{**orders[0], "kind": each} for each in ("goes on", kind, "goes on")]
+    found = await asyncio.to_thread(forked, orders)
+    assert [(each["answer"], each["statements"]) for each in found] == [*expected(orders)]
+
+
 @pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

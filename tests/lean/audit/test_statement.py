@@ -149,7 +149,6 @@ def meaning(data: bytes, trees: Trees) -> Any:
         return None  # no file of Lean's
 
 
-@pytest.mark.slow
 def test_what_lean_makes_may_have_other_names(target: bytes, sample: Sample) -> None:
     ours, theirs = Image([target]).constants(), Image([sample.data]).constants()
     assert ("small", "_proof_1") in ours
