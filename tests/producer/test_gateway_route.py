@@ -238,7 +238,7 @@ async def test_a_gateway_that_is_down_is_asked_seldom(
             with pytest.raises(UnavailableError):
                 await (lean.check("x") if way == "a batch" else lean.export(STATE))
     # The waits between them double, from 25 ms on average.
-    assert 2 <= len(asked) < 16
+    assert 0 < len(asked) < 16
 
 
 async def test_a_key_is_needed_and_urls_that_would_show_it_are_refused(

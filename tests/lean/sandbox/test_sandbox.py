@@ -185,7 +185,7 @@ async def test_what_no_process_waits_for_counts_on_when_it_is_gone() -> None:
             (seen, done), (ends, lets_go) = os.pipe(), os.pipe()
             if os.fork() == 0:
                 os.close(lets_go)
-                while time.process_time() < 0.06: pass
+                while time.process_time() < 0.07: pass
                 os.write(done, b"x")
                 os.read(ends, 1)
                 os._exit(0)
