@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from support.paths import ROOT, TESTS
 
@@ -179,7 +180,7 @@ class _Copies:
             return not all(self.passes[test] for test in tests)
 
 
-_RUNNING: set[subprocess.Popen[str]] = set()
+_RUNNING: set[subprocess.Popen[bytes]] = set()
 _ENDS = threading.Event()
 
 
@@ -193,19 +194,17 @@ def _run_tests(
     """
     command = (sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *options, *tests)
     environ = {**os.environ, "PYTHONPATH": str(copy)}
-    with subprocess.Popen(
-        command,
-        cwd=copy,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    # A file, since processes that outlast pytest would keep a pipe open.
+    output = copy.with_suffix(".log")
+    with (
+        output.open("w") as file,
+        subprocess.Popen(
+            command, cwd=copy, env=environ, stdout=file, stderr=file, start_new_session=True
+        ) as process,
+    ):
         _RUNNING.add(process)
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None, []
         finally:
@@ -213,12 +212,13 @@ def _run_tests(
             _kill(process)
             if _ENDS.is_set():
                 raise InterruptedError
+    said = output.read_text(errors="replace")
     return process.returncode, re.findall(
-        r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", said, re.MULTILINE
+        r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE
     )
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Ends pytest and what it has started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -312,7 +312,7 @@ def main() -> int:
     tried = [each for each in drawn if each.bug.key() not in known]
     done: list[_Outcome] = []
     tests = _Tests()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory(prefix="leanq-mutants-") as folder:
         copies = _Copies(Path(folder))
         copies.make("clean")
@@ -339,6 +339,12 @@ def main() -> int:
             pool.shutdown()
             _report(options.seed, done, len(drawn) - len(tried))
     return int(any(not each.noticed for each in done))
+
+
+def _end(*_: object) -> NoReturn:
+    # `timeout` sends it twice, and the report takes a moment.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _equivalent() -> list[dict[str, str]]:
