@@ -111,6 +111,8 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, ast.expr
         ):
             part = getattr(node, name, None)
             skipped.update(part if isinstance(part, list) else [part] if part else [])
+        if isinstance(node, ast.ClassDef | ast.keyword) and _is_promise(node):
+            skipped.update(node.keywords if isinstance(node, ast.ClassDef) else [node.value])
         if isinstance(node, ast.JoinedStr | ast.Raise):
             # What an error says, and what a text is made of.
             skipped.update(ast.iter_child_nodes(node))
@@ -132,6 +134,11 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(value, ast.Constant) or (
         isinstance(value, ast.Call) and getattr(value.func, "attr", "") in _WORDS
     )
+
+
+def _is_promise(node: ast.ClassDef | ast.keyword) -> bool:
+    """Whether it only says that no other code does something: how a class is made, zip's strict."""
+    return isinstance(node, ast.ClassDef) or node.arg == "strict"
 
 
 def _is_for_types(node: ast.expr) -> bool:
