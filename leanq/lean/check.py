@@ -174,13 +174,17 @@ async def check(
 
 @dataclass(eq=False)
 class Compilation:
-    """One candidate: compiles it, and judges it if that is due."""
+    """One candidate: compiles it, and judges it if that is due.
+
+    ``unmarked``: what it is without the target's marks.
+    """
 
     lean: Lean
     request: Request
     code: InitVar[str]
     target: Target | None = None
     options: Sequence[str] = ()
+    unmarked: str = ""
     _file: Parts | None = None
     _named: Parts | None = None
     _examples: Examples | None = None
@@ -193,6 +197,16 @@ class Compilation:
         is_noted = may_have_examples(code) or may_name_sorry(code)
         is_noted = is_noted and self.target is None and self.request.audit
         self._notes = ("-i", _NOTES) if is_noted else ()
+
+    @property
+    def _vouches(self) -> bool:
+        """Whether the verdict holds for the text as it is read: a program of its own could put
+        another file in the place of this one, or state other things around other tactics."""
+        return self.target is None or bool(self.unmarked)
+
+    @property
+    def _written(self) -> str:
+        return self.unmarked or self._ended.code
 
     async def compile(self, slot: Slot) -> Reply:
         """Returns Lean's verdict, which stands unless it is ``accepted``."""
@@ -230,11 +244,11 @@ class Compilation:
 
     async def _is_doubted(self) -> bool:
         """Returns whether a text's words alone would refuse it."""
-        if self.target is not None or self.request.trust_programs or not self.request.audit:
+        if not self._vouches or self.request.trust_programs or not self.request.audit:
             return False
 
         def look() -> bool:
-            return runs_programs(self._ended.code, evaluators(self.lean.environment)) is not None
+            return runs_programs(self._written, evaluators(self.lean.environment)) is not None
 
         return await asyncio.to_thread(look)
 
@@ -308,8 +322,10 @@ class Compilation:
         if not found.proved:
             text = f"it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
-        if self.target is None:
-            why = await auditor.ran_programs(self._ended.code, self._evaluated, found.ran_at)
+        if self._vouches:
+            # The marks' own lines stand before those that the judge tells.
+            places = () if self.unmarked else found.ran_at
+            why = await auditor.ran_programs(self._written, self._evaluated, places)
             if why is not None:
                 return _programmed(reply, why, trusted=self.request.trust_programs)
         return reply

@@ -39,6 +39,9 @@ _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
 # fills, since Lean may keep nothing of a proof with a `sorry` but that.
 _AXIOM = '@[extern "lean_sorry", never_extract] {}axiom {}.{{u}} {{α : Sort u}} {}: α\n'
 _MARKER_NAME = "_leanq_hole"
+_NOTATION = re.compile("notation|(?:in|pre|post)fix")
+# A notation's symbol that could begin in a block, or end one. Lean's symbols have no blanks.
+_OF_BLOCKS = re.compile(r"[@_?;})]\S*|by|sorry|exact|refine|all_goals|\S*[({]\S*|.*\\.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,16 @@ def misfit(tactic: str) -> Message | None:
     return None
 
 
+def reads_blocks(code: str) -> str | None:
+    """Returns a symbol by which a text's notation could read the block of a tactic otherwise than
+    that of an open hole; None if it has none.
+
+    Comments can have quotation marks, so whatever stands between two of these may be a symbol.
+    """
+    between = code.split('"')[1:-1] if _NOTATION.search(code) else []
+    return next(filter(_OF_BLOCKS.fullmatch, map(str.strip, between)), None)
+
+
 def is_genuine(recipe: Recipe) -> bool:
     """Returns whether steps could have led to a recipe, as far as its texts tell."""
     for tactic in recipe.tactics:
@@ -238,9 +251,11 @@ class Draft:
             # Without the @, Lean introduces implicit variables before the tactics.
             self.add(f"refine @{marker} _ ?_; ({{")
         content()
-        # Fields behind it may not stand to the left of those before it.
-        self.add(" " * (column - self._column))
-        self.add("})})" if marker else "})")
+        # Where a line begins may depend on where the text behind a hole stands.
+        end = "})})" if marker else "})"
+        blanks = column + len(_SORRY) - len(end) - self._column
+        self.add(" " * blanks if blanks >= 0 else "\n" + " " * (blanks + self._column))
+        self.add(end)
         return Span(start, self._length)
 
     def place(self, message: Message) -> Span:

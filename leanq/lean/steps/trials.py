@@ -27,6 +27,7 @@ from leanq.lean.steps.holes import (
     draft_trial,
     find_holes,
     read_goals,
+    reads_blocks,
 )
 from leanq.lean.steps.moves import Move, left_open, outcome_apart
 from leanq.lean.targets import Targets, UncompiledError, named_as_in_source
@@ -146,15 +147,6 @@ class _Step:
                 return level
         return -1
 
-    async def _program(self) -> str | None:
-        """Returns what lets a text run programs in which a tactic has opened holes. It could state
-        other things in each of them."""
-        recipe = self.move.recipe
-        if self.request.trust_programs or not any(tactic.holes for tactic in recipe.tactics):
-            return None
-        tactics = [tactic.text for tactic in (*recipe.tactics, self.move.tactic)]
-        return await self.trials.auditor.runs_programs("\n".join([recipe.source.code, *tactics]))
-
     async def _close(self, reply: Reply, level: int) -> Reply:
         """Nothing is left in the hole. Verifies the whole text against its source, or else what the
         hole holds against what it stated when it was opened.
@@ -167,11 +159,11 @@ class _Step:
         is_whole = move.is_whole and level < 0
         if level >= 0:
             level = await self._level_left()
-        if not is_whole and (word := await self._program()) is not None:
-            return _unverified(reply, word)
-        if is_whole:
-            draft, claims = draft_trial(move.recipe, move.tactic), [Claim("", None)]
-        else:
+        draft, claims, unmarked = draft_trial(move.recipe, move.tactic), [Claim("", None)], ""
+        if not is_whole:
+            if (symbol := reads_blocks(source)) is not None and not self.request.trust_programs:
+                return _unverified(reply, symbol)
+            unmarked = draft.text
             draft, claims = draft_claims(move.recipe, move.tactic, level)
         targets = list[Target]()
         for claim in claims:
@@ -186,7 +178,7 @@ class _Step:
             targets.append(target)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
         compilation = Compilation(
-            trials.lean, self.request, text, target=targets[0], options=options
+            trials.lean, self.request, text, target=targets[0], options=options, unmarked=unmarked
         )
         async with trials.lean.slot() as slot:
             checked = await compilation.compile(slot)
@@ -213,9 +205,10 @@ def _unmarked(reply: Reply, why: str) -> Reply:
     return noted(reply, text, "error", verdict="rejected", reason="hole_open")
 
 
-def _unverified(reply: Reply, word: str) -> Reply:
+def _unverified(reply: Reply, symbol: str) -> Reply:
     text = (
-        f"nothing is left to prove here, but {word!r} lets the text run programs, and a tactic has "
-        "holes of its own, so leanq cannot vouch for it; check the text with the tactics instead"
+        f"nothing is left to prove here, but a notation with {symbol!r} could read a tactic "
+        "otherwise than an open hole, so leanq cannot vouch for it; verify the text with the "
+        "tactics against its source"
     )
     return noted(reply, text, verdict="unverified", reason="runs_programs")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leanq.errors import InvalidRequestError
 from leanq.lean.audit.closing import Marks
-from leanq.lean.recipes import Hole, Recipe, Source, Tactic
+from leanq.lean.recipes import Form, Hole, Recipe, Source, Tactic
 from leanq.lean.steps.holes import (
     draft_claims,
     draft_probe,
@@ -19,6 +19,7 @@ from leanq.lean.steps.holes import (
     is_genuine,
     misfit,
     read_tactic,
+    reads_blocks,
 )
 from leanq.queue.requests import Message
 
@@ -130,6 +131,23 @@ def test_what_could_leave_its_hole(tactic: str, line: int, column: int) -> None:
     assert "must stay in its hole" in message.text
 
 
+@pytest.mark.parametrize(
+    ("code", "symbol"),
+    [
+        ('notation "(" x "⟩" => x', "("),
+        ('local notation (priority := high) "by" "{" x "}" => f x', "by"),
+        ('infixl:65 " ⟨( " => f', "⟨("),
+        ('notation /- => -/ " ?_" => x', "?_"),
+        ('-- "\nprefix:max "@" => f', "@"),
+        ('postfix "\\x7d" => f', "\\x7d"),
+        ('notation:max "|" x "|" => f x\ninfix:50 " ≈_ " => g', None),
+        ('def s := "(by {"', None),
+    ],
+)
+def test_notation_that_could_read_a_block(code: str, symbol: str | None) -> None:
+    assert reads_blocks(code) == symbol
+
+
 def axioms(*ends: str) -> str:
     """The declarations of the markers whose names end so, and of what is open."""
     attributes = '@[extern "lean_sorry", never_extract]'
@@ -145,11 +163,24 @@ HOLES = tuple(find_holes(CODE))
 
 def test_the_blocks_stand_in_the_holes() -> None:
     draft = draft_probe(CODE, HOLES, {0: "term", 2: "tactic"})
-    assert draft.text == "theorem t : a := f (by {}) (by exact sorry)\ntheorem u : b := ({})"
+    term, tactic = f"(by {{\n{' ' * 22}}})", "({ })"
+    assert draft.text == f"theorem t : a := f {term} (by exact sorry)\ntheorem u : b := {tactic}"
     assert {n: draft.text[s.start : s.end] for n, s in draft.probes.items()} == {
-        0: "(by {})",
-        2: "({})",
+        0: term,
+        2: tactic,
     }
+
+
+@pytest.mark.parametrize("form", ["term", "tactic"])
+def test_what_stands_behind_a_hole_stays_in_its_column(form: Form) -> None:
+    """Lines below may have to begin where it does."""
+    code = "x := f sorry (by a\n              b)"
+    recipe = Recipe(Source("f", code, (Hole(7, form),)), 0)
+    draft, (claim,) = draft_claims(recipe, Tactic("h"), -1)
+    probe, trial = draft_probe(code, recipe.source.holes, {0: form}), Tactic("h")
+    for text in (probe.text, draft_trial(recipe, trial).text, draft.text, claim.opened):
+        line, last = text.split("\n")[-2:]
+        assert (line.index(" (by a") + 1, last) == (code.index("(by a"), " " * 14 + "b)")
 
 
 def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None:
@@ -157,7 +188,7 @@ def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None
     draft = draft_trial(recipe, Tactic("exact c"))
     assert draft.text == (
         "theorem t : a := f sorry (by exact (by {\nconstructor\n;\nexact a\n  b\n;\nexact c\n"
-        f"{' ' * 35}}}))\n"
+        f"{' ' * 38}}}))\n"
         "theorem u : b := sorry"
     )
     assert draft.text[draft.trial.start : draft.trial.end] == "exact c"
@@ -170,15 +201,15 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     inner = Tactic("exact f sorry sorry", tuple(find_holes("exact f sorry sorry")), 1)
     recipe = Recipe(Source("f", "x := sorry", find_holes("x := sorry")), 0, (inner,))
     draft, claims = draft_claims(recipe, Tactic("exact h"), -1)
-    sibling = "(by {refine @_leanq_hole0_0 _ ?_; ({exact @_leanq_holeopen _})})"
+    sibling = f"(by {{refine @_leanq_hole0_0 _ ?_; ({{exact @_leanq_holeopen _\n{' ' * 9}}})}})"
     head = (
         f"{axioms('_0', '0_0', '0_1', 'rest0', 'rest1')}"
         f"x := (by {{refine @_leanq_hole_0 _ ?_; ({{\nexact f {sibling} "
     )
     inner = "(by {refine @_leanq_hole0_1 _ ?_; ({"
     rest = "all_goals exact @_leanq_holerest0 _ (@_leanq_holeopen _)"
-    column, end = len(f"exact f {sibling} "), f"{' ' * 5}}})}})"
-    assert draft.text == (f"{head}{inner}\nexact h\n{' ' * column}}})}})\n;\n{rest}\n{end}")
+    column, end = len("exact f sorry "), f"{' ' * 6}}})}})"
+    assert draft.text == (f"{head}{inner}\nexact h\n{' ' * (column + 1)}}})}})\n;\n{rest}\n{end}")
     inside, outside = claims
     assert inside.marks == Marks(
         "_leanq_hole0_1",
@@ -196,7 +227,7 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     assert outside.marks.open_ == ["_leanq_hole0_0"]
     assert outside.opened == (
         f"{axioms('_0', 'rest0')}x := (by {{refine @_leanq_hole_0 _ ?_; ({{"
-        "exact @_leanq_holeopen _})})"
+        f"exact @_leanq_holeopen _\n{end}"
     )
 
 
@@ -236,8 +267,9 @@ def test_a_message_belongs_to_the_tactic_exactly_where_it_is_in_it(
 
 def test_goals_of_one_block_come_together() -> None:
     draft = draft_probe(CODE, HOLES, {0: "term"})
-    places = [Message("error", 1, c, f"unsolved goals\n⊢ {c}") for c in (18, 19, 23, 24, 26, 40)]
-    assert draft.goals(places) == {0: "⊢ 19\n\n⊢ 23\n\n⊢ 24"}
+    places = [(1, 18), (1, 19), (1, 23), (2, 22), (2, 24), (3, 0)]
+    messages = [Message("error", *each, f"unsolved goals\n⊢ {each}") for each in places]
+    assert draft.goals(messages) == {0: "⊢ (1, 19)\n\n⊢ (1, 23)\n\n⊢ (2, 22)"}
 
 
 def test_markers_come_after_the_imports() -> None:
@@ -245,9 +277,9 @@ def test_markers_come_after_the_imports() -> None:
     recipe = Recipe(Source("f", code, find_holes(code)), 0, (Tactic("constructor"),))
     head = f"import A\nimport B\n{axioms('_0', 'rest0')}\n\ntheorem t : a := by "
     draft, (claim,) = draft_claims(recipe, Tactic("h"), -1)
-    block, end = "({refine @_leanq_hole_0 _ ?_; ({", f"\n{' ' * 20}}})}})"
+    block, end = "({refine @_leanq_hole_0 _ ?_; ({", f"\n{' ' * 21}}})}})"
     assert draft.text == f"{head}{block}\nconstructor\n;\nh{end}"
-    assert claim.opened == f"{head}{block}exact @_leanq_holeopen _}})}})"
+    assert claim.opened == f"{head}{block}exact @_leanq_holeopen _{end}"
 
 
 def test_a_module_shows_markers_under_names_that_it_does_not_use() -> None:
