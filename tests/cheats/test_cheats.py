@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache as remembered
@@ -160,6 +161,7 @@ def test_verify(replies: Replies, kind: str, name: str) -> None:
 STEPS: dict[str, dict[str, Any]] = tomllib.loads((CHEATS / "steps.toml").read_text())
 
 
+LINES = ("skip",)
 # Steps before the last one, so that a cheat is split over two or three, or stands in a hole of
 # another tactic.
 SPLITS: dict[str, tuple[str, ...]] = {
@@ -167,7 +169,19 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "two": ("have before : True := True.intro",),
     "three": ("refine (fun (_ : True) => ?_) True.intro", "have before : True := True.intro"),
     "inside": ("exact sorry",),
+    "lines": LINES,
 }
+_FIRST = re.compile(r"first\n\| (.*?)\n\|.*", re.DOTALL)
+
+
+def in_steps(tactic: str) -> list[str]:
+    """Returns the tactics of a cheat, each for a step of its own: those of its first attempt, where
+    it has several. It stays whole where a part of it leaves the hole."""
+    first = _FIRST.fullmatch(tactic.strip())
+    lines = textwrap.dedent(f"  {first[1]}" if first else tactic).strip().split("\n")
+    if "})" in tactic or any(line[:1].strip() in ("", *"|()") for line in lines):
+        return [tactic]
+    return lines
 
 
 @pytest.fixture(scope="session")
@@ -185,7 +199,8 @@ def step_replies(core: Environment, tmp_path_factory: pytest.TempPathFactory) ->
                 )
                 states = [sorry.state for sorry in checked.sorries if sorry.state]
                 state = states[row.get("hole", 0)]
-                for tactic in (*before, *row.get("before", ()), row["tactic"]):
+                tactics = in_steps(row["tactic"]) if before == LINES else [row["tactic"]]
+                for tactic in (*before, *row.get("before", ()), *tactics):
                     reply = await driver.run(Request(op="step", state=state, tactic=tactic))
                     state = reply.state
                     if state is None:

@@ -50,8 +50,8 @@ _RECURSION = frozenset({"brecOn", "fix", "below"})
 _MOST_NAMED = 3
 
 _LEFT_OUT = (
-    "Lean leaves out what stands in this hole, since nothing that is proved uses it; close the "
-    "other holes first"
+    "Lean keeps nothing of what stands in this hole: nothing that is proved uses it, or another "
+    "hole of its definition states the same; close the other holes first"
 )
 _GOAL_OPEN = "its goal, or a hypothesis, rests on another open hole; close that one first"
 _USES_OPEN = "it uses what stands in another hole, which is open; close that one first"
