@@ -28,8 +28,9 @@ import zstandard
 from leanq.errors import RecipeError
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
-Form = Literal["term", "tactic", "unknown"]
-"""The place of a ``sorry``. Unknown: Lean shows no goal there, so it is never opened."""
+Form = Literal["term", "tactic", "caught", "unknown"]
+"""The place of a ``sorry``. Caught: a tactic stands there, and the text catches its errors.
+Unknown: Lean shows no goal there, so it is never opened."""
 
 MAX_STEPS = 10_000
 """The longest chain of tactics."""
@@ -198,7 +199,7 @@ def _check_holes(holes: Sequence[Hole], text: str, opened: int | None) -> None:
     ends = [0, *(hole.offset + len("sorry") for hole in holes)]
     if any(hole.offset < end for hole, end in zip(holes, ends, strict=False)):
         raise RecipeError("a recipe with holes that overlap")
-    if any(not text.startswith("sorry", hole.offset) for hole in holes):
+    if any(not text.startswith(("sorry", "admit"), hole.offset) for hole in holes):
         raise RecipeError("a recipe with a hole where there is no sorry")
     if opened is None:
         return

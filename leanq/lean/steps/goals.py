@@ -11,7 +11,7 @@ from leanq.queue.requests import LEAN_VERDICTS, Reply, Sorry
 from leanq.states import States
 
 _FLIPPED: Mapping[Form, Form] = {"term": "tactic", "tactic": "term"}
-_MOST_PROBES = 4
+_MOST_PROBES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ async def look(
 
     ``run``: returns Lean's answer on a draft.
     """
-    missing = {number: hole.form for number, hole in enumerate(holes)}
+    missing: dict[int, Form] = {number: hole.form for number, hole in enumerate(holes)}
     goals: dict[int, str] = {}
     forms: dict[int, Form] = {}
     for _ in range(_MOST_PROBES):
@@ -45,9 +45,16 @@ async def look(
         forms |= {number: missing.pop(number) for number in found}
         # After one misread block Lean may have stopped, so the others can be right.
         misread = [number for number in missing if draft.is_misread(number, messages)]
-        if not missing or not (found or misread):
+        missing |= {number: _FLIPPED.get(missing[number], "unknown") for number in misread}
+        if not (found or misread):
+            # The text may catch the errors of tactics, but not those of a term in one.
+            caught = [number for number, form in missing.items() if form == "tactic"]
+            if not caught:
+                break
+            missing |= dict.fromkeys(caught, "caught")
+        missing = {number: form for number, form in missing.items() if form != "unknown"}
+        if not missing:
             break
-        missing |= {number: _FLIPPED[missing[number]] for number in misread}
     known = (Hole(hole.offset, forms.get(number, "unknown")) for number, hole in enumerate(holes))
     return Seen(tuple(known), goals)
 

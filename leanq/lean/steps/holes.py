@@ -1,15 +1,16 @@
 """Sources with holes: their places, and the text with which Lean tries a tactic in one.
 
-A hole is a ``sorry``. A trial is written into a block in its place, ``(by {…})`` for a term and
-``({…})`` for a tactic. This is Lean's own syntax in any environment. The tactics stand at the
-margin, whatever the lines around them, and only the brace ends the block. Lean prints the goals
-left in such a block as it prints any goal::
+A hole is a ``sorry`` or ``admit``. A trial is written into a block in its place, ``(by {…})`` for a
+term and ``({…})`` for a tactic. This is Lean's own syntax in any environment. Where a text catches
+the errors of a tactic, as ``try`` does, the block is ``(exact by {…})``: Lean reports those of a
+term in a tactic, and goes on. The tactics stand at the margin, whatever the lines around them, and
+only the brace ends the block. Lean prints the goals left in such a block as it prints any goal::
 
     theorem t (p q : Prop) (hp : p) (hq : q) : And p q := (by {
     constructor
     ;
     exact hp
-                                                          })
+                                                             })
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _SORRY = "sorry"
 _UNSOLVED = "unsolved goals\n"
 # Signs that can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
-_BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
+_BEFORE_TACTICS = ("by", ";", "·", "<;>", "{", "_goals", "try", "repeat", "first |")
+# Lean keeps this word for no tactic, so it is a hole only where one is likely.
+_ADMIT = "admit"
+_BEGINNINGS: Mapping[Form, str] = {"term": "(by {", "tactic": "({", "caught": "(exact by {"}
 # Code that rests on these compiles, as with sorryAx. The second stands in a hole that nothing
 # fills, since Lean may keep nothing of a proof with a `sorry` but that.
 _AXIOM = '@[extern "lean_sorry", never_extract] {}axiom {}.{{u}} {{α : Sort u}} {}: α\n'
@@ -74,17 +78,19 @@ class Given:
 
 
 def find_holes(text: str) -> tuple[Hole, ...]:
-    """Returns every ``sorry`` of a text, with the form that its surroundings suggest."""
+    """Returns each ``sorry`` and ``admit`` of a text, with the form that its place suggests."""
     holes: list[Hole] = []
     before = 0
     # Most texts have none, and a search is much faster than reading them.
-    for token in tokens(text) if _SORRY in text else ():
-        if token.text == _SORRY:
+    for token in tokens(text) if _SORRY in text or _ADMIT in text else ():
+        if token.text in (_SORRY, _ADMIT):
             begins_line = text.find("\n", before, token.start) >= 0
             last = text[max(0, before - 1) : before]
             follows_end = last.isalnum() or last in _ENDS
             is_tactic = text.endswith(_BEFORE_TACTICS, 0, before) or (begins_line and follows_end)
-            holes.append(Hole(token.start, "tactic" if is_tactic else "term"))
+            is_tactic |= token.text == _ADMIT and text.endswith("=>", 0, before)
+            if is_tactic or token.text == _SORRY:
+                holes.append(Hole(token.start, "tactic" if is_tactic else "term"))
         before = token.end
     return tuple(holes)
 
@@ -246,7 +252,7 @@ class Draft:
         tactics."""
         start, column = self._length, self._column
         # Lean has no bare brace behind `case … =>`.
-        self.add("(by {" if form == "term" else "({")
+        self.add(_BEGINNINGS[form])
         if marker:
             # Without the @, Lean introduces implicit variables before the tactics.
             self.add(f"refine @{marker} _ ?_; ({{")
@@ -311,7 +317,8 @@ class Draft:
     def is_misread(self, number: int, messages: Sequence[Message]) -> bool:
         """Returns whether Lean says that an empty block cannot stand in its place."""
         span = self.probes[number]
-        return any(m.severity == "error" and span.touches(self.place(m)) for m in messages)
+        errors = (m for m in messages if m.severity == "error" and not m.text.startswith(_UNSOLVED))
+        return any(span.touches(self.place(m)) for m in errors)
 
     def _offset(self, line: int, column: int) -> int:
         return self._line_starts[min(max(line, 1), len(self._line_starts)) - 1] + column

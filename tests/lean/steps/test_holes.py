@@ -39,6 +39,9 @@ from leanq.queue.requests import Message
         ("by exact f x; sorry", ["tactic"]),
         ("by\n  rw [h]\n  sorry", ["tactic"]),
         ("exact f\n    (g\n     sorry)", ["tactic"]),
+        ("by\n  try sorry\n  first | sorry | admit", ["tactic", "tactic"]),
+        ("by\n  admit\n  cases h with\n  | inl admit => admit", ["tactic", "tactic"]),
+        ("theorem t (admit : a) : b := f admit h.admit", []),
         ("-- sorry\n/- sorry -/ x /-- sorry -/", []),
         ('"sorry" \'s\' r#"sorry"#', []),
         ('s!"a {sorry} b"', ["tactic"]),
@@ -48,7 +51,7 @@ from leanq.queue.requests import Message
 def test_holes_are_found_with_a_first_guess(text: str, forms: list[str]) -> None:
     holes = find_holes(text)
     assert [hole.form for hole in holes] == forms
-    assert all(text.startswith("sorry", hole.offset) for hole in holes)
+    assert all(text.startswith(("sorry", "admit"), hole.offset) for hole in holes)
 
 
 @pytest.mark.parametrize(

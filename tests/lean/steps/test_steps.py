@@ -128,6 +128,34 @@ async def test_a_sorry_whose_place_looks_like_another_kind(lean: Lean) -> None:
 
 
 @pytest.mark.slow
+async def test_a_sorry_whose_errors_the_text_catches(lean: Lean) -> None:
+    reply = await lean.check(f"""{HEAD}theorem t (p q : Prop) (hp : p) (hq : q) :
+    And p (And p q) := by
+  constructor
+  try sorry
+  first | sorry | exact And.intro hp hq
+theorem u (p : Prop) (h : p) : And p p := by
+  constructor
+  repeat sorry
+""")
+    caught, first, repeated = reply.sorries
+    assert (caught.goal, first.goal) == (f"{CONTEXT}p", f"{CONTEXT}p ∧ q")
+    assert repeated.goal == "\n\n".join(["p : Prop\nh : p\n⊢ p"] * 2)
+    wrong = await lean.step(caught.state, "exact hq")
+    assert (wrong.verdict, wrong.reason, wrong.messages[0].line) == ("rejected", "lean_error", 1)
+    left = await lean.step(first.state, "constructor")
+    assert (left.verdict, left.goals) == (
+        "incomplete",
+        (f"case left\n{CONTEXT}p", f"case right\n{CONTEXT}q"),
+    )
+    assert (
+        await lean.walk(first.state, "constructor", "exact hp", "exact hq")
+    ).verdict == "accepted"
+    assert (await lean.step(caught.state, "exact hp")).verdict == "accepted"
+    assert (await lean.step(repeated.state, "exact h")).verdict == "accepted"
+
+
+@pytest.mark.slow
 async def test_a_word_in_a_comment_says_nothing_of_a_sorry(lean: Lean) -> None:
     for before in ("exact -- shown by", "id -- follows by", "id /- exact -/"):
         block = ":= by\n  " if before.startswith("exact") else ":=\n  "
