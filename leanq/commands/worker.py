@@ -63,6 +63,12 @@ worker_options = options.combined(
         "one another in one.",
     ),
     click.option(
+        "--lean-alone",
+        is_flag=True,
+        help="Give each text a fork of its own; else up to eight texts of one tenant, which run no "
+        "programs, follow one another in one.",
+    ),
+    click.option(
         "--no-fork-server",
         is_flag=True,
         help="Fork no process that has imported a header: Lean's language server reads texts, and "
@@ -206,6 +212,7 @@ def make_worker(
     require_walls: bool = False,
     no_fork_server: bool = False,
     judge_alone: bool = False,
+    lean_alone: bool = False,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -245,7 +252,7 @@ def make_worker(
         "trust_steps": trust_steps,
         "forks": None
         if no_fork_server or driver == "server"
-        else ForkRules(compare_every=settings.compare_every),
+        else ForkRules(compare_every=settings.compare_every, shares=not lean_alone),
         "documents": DocumentRules(compare_every=settings.compare_every),
     }
     found = openers(environments, lean, env_options, env_options_of_project)

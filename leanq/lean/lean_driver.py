@@ -155,6 +155,8 @@ class LeanDriver:
         slow = [judges.progress] if judges.progress else []
         if lean.forks is not None and lean.forks.unavailable:
             slow.append(f"Lean starts anew for each text: {lean.forks.unavailable}")
+        elif lean.forks is not None and lean.forks.rules.shares and lean.forks.unshared:
+            slow.append(f"each text has a fork of its own: {lean.forks.unshared}")
         if slow:
             about["degraded"] = "; ".join(slow)
         return about

@@ -197,7 +197,7 @@ class Lean:
     ) -> Run:
         """Runs Lean on a text. If it is to be compiled, the slot's :func:`olean` is the result.
         ``load``: a snapshot of a text that begins alike. ``tenant``: whose other texts the same
-        process may have read; None for a process that has read none.
+        process may have read, a fork or Lean's language server; None for one that has read none.
 
         If it dies or cannot be started, Lean is tried with a text of ours. If it died at once, as
         when something was missing for a moment, the text runs once more. Raises ToolchainError if
@@ -210,10 +210,11 @@ class Lean:
             if read is not None and not self._is_compared(read):
                 return read
         try:
-            run = await self._run(slot, code, limits, options, load, compile_)
+            run = await self._run(slot, code, limits, options, load, compile_, tenant)
             if run.died:
                 await self.prove()
-                if not run.printed.messages and run.done.exit.cpu_s < _AT_ONCE_CPU_S:
+                at_once = not run.printed.messages and run.done.exit.cpu_s < _AT_ONCE_CPU_S
+                if at_once or run.done.exit.earlier:
                     run = await self._run(slot, code, limits, options, load, compile_)
         except SandboxError:
             await self.prove()
@@ -298,6 +299,7 @@ class Lean:
         options: Sequence[str],
         load: LocalSnapshot | None,
         compile_: bool,
+        tenant: str | None = None,
     ) -> Run:
         asked_s = time.monotonic()
         args = [*options, *(_COMPILE if compile_ else ())]
@@ -305,7 +307,7 @@ class Lean:
         done: Finished | None = None
         told: Evaluated | None = None
         if can_fork:
-            done = await self._forked(slot, code, limits, args)
+            done = await self._forked(slot, code, limits, args, tenant)
             if done is not None and slot.sandbox is not None and slot.sandbox.watches:
                 told = Evaluated.of(done.exit.reports)
             if done is not None and _is_doubtful(done.exit):
@@ -345,7 +347,12 @@ class Lean:
         return await self._lean(sandbox, self.command(args), limits, code)
 
     async def _forked(
-        self, slot: Slot, code: str, limits: Limits, args: Sequence[str]
+        self,
+        slot: Slot,
+        code: str,
+        limits: Limits,
+        args: Sequence[str],
+        tenant: str | None,
     ) -> Finished | None:
         """Runs behind the text's header; None if it is not preloaded, or a thread is missing."""
         if self.forks is None:
@@ -354,7 +361,9 @@ class Lean:
         key = self.forks.key(code, command)
         if key is None:
             return None
-        sandbox = slot.forked.get(key) or await self.forks.take(key, command)
+        if tenant is not None and not await self.forks.may_share(key, code):
+            tenant = None
+        sandbox = slot.forked.get(key) or await self.forks.take(key, command, tenant)
         if sandbox is None:
             return None
         slot.sandbox, slot.command = sandbox, command
@@ -362,17 +371,20 @@ class Lean:
         sandbox.clear()
         count("leanq_fork_server_total", "forked")
         try:
-            done = await self._lean(sandbox, command, limits, code)
+            done = await self._lean(sandbox, command, limits, code, tenant)
         except SandboxError as error:
             log.warning("a text runs once more, for its fork was lost: %s", error)
             await self.forks.give_back(key, slot.forked.pop(key), command)
             return None
+        if done.exit.earlier:
+            count("leanq_fork_server_total", "further")
         # A kill from outside, as when memory is short, says nothing of forks.
         was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
         if not was_stopped and self.forks.comparisons.is_due():
             compiled = compiled_by(command, sandbox.left)
             seen = await asyncio.to_thread(RunBytes.of, done, compiled)
-            self.forks.comparisons.begin(key, command, code, limits, seen)
+            is_further = done.exit.earlier > 0
+            self.forks.comparisons.begin(key, command, code, limits, seen, is_further=is_further)
         return done
 
     async def try_imports(self, header: str) -> tuple[str, bool]:
@@ -430,10 +442,15 @@ class Lean:
         return slot.plain
 
     async def _lean(
-        self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
+        self,
+        sandbox: Sandbox,
+        command: Sequence[str],
+        limits: Limits,
+        text: str,
+        tenant: str | None = None,
     ) -> Finished:
         env, stdin = self.environment.sandbox_env(sandbox.scratch), text.encode()
-        return await sandbox.run(command, env=env, limits=limits, stdin=stdin)
+        return await sandbox.run(command, env=env, limits=limits, stdin=stdin, tenant=tenant)
 
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(
@@ -470,7 +487,10 @@ def _is_doubtful(end: Exit) -> bool:
     """Returns whether a Lean that starts for the text alone has to run it again. A fork may have
     died as a fork, or waited for a thread that no fork has; a process of others' texts may have
     been stopped. One that worked, or waited for nothing but a processor, would cost as much
-    again."""
+    again. So has any end that earlier texts of a fork may have a part in; CPU time is a text's
+    own."""
+    if end.earlier and (end.stopped not in (None, "cpu", "killed") or end.code not in (0, 1, None)):
+        return True
     if end.stopped == "wall":
         return end.waited_s >= _WAITING_SHARE * end.wall_s
     return end.stopped is None and end.signal is not None

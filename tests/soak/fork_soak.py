@@ -1,10 +1,10 @@
 """The soak of the fork server: checks behind a preloaded header, among crashes, kills and attacks.
 
-Texts whose verdicts are known run in forks of one zygote, with the judge for a part of them, while
-forks are killed, requests withdrawn, and limits broken. Beside them hostile programs run in forks
-of a zygote of Python. No verdict may be another one than known, but for ``crashed`` where a fork
-was killed; and afterwards the zygotes hold no more memory than before, and the machine no more
-processes. ``make soak-fork`` runs 20,000 checks, the tests a hundredth.
+Texts whose verdicts are known run in forks of one zygote, up to eight in each, with the judge for a
+part of them, while forks are killed, requests withdrawn, and limits broken. Beside them hostile
+programs run in forks of a zygote of Python. No verdict may be another one than known, but for
+``crashed`` where a fork was killed; and afterwards the zygotes hold no more memory than before, and
+the machine no more processes. ``make soak-fork`` runs 20,000 checks, the tests a hundredth.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ async def _storm(
     zygotes = {"lean": lambda: children(forks.pids()[0])[0], "python": lambda: own_pid(python)}
     before = {name: (pid(), private_bytes(pid())) for name, pid in zygotes.items()}
     forked_before = COUNTS["leanq_fork_server_total", "forked"]
+    further_before = COUNTS["leanq_fork_server_total", "further"]
     killer = asyncio.create_task(_kill(forks, random.Random(rng.random()), tally))
     hostile = asyncio.create_task(_attack(python, checks // 10, rng, tally))
     try:
@@ -147,6 +148,9 @@ async def _storm(
     was_forked = COUNTS["leanq_fork_server_total", "forked"] - forked_before
     if was_forked < 0.9 * checks:
         tally.wrong.append(f"only {was_forked} runs were forks")
+    further = COUNTS["leanq_fork_server_total", "further"] - further_before
+    if forks.unshared or further < checks / 3:
+        tally.wrong.append(f"only {further} texts came behind others: {forks.unshared}")
     for name, pid in zygotes.items():
         tally.wrong += _grown(name, before[name], (pid(), private_bytes(pid())), tally)
 

@@ -121,6 +121,10 @@ class Evaluations:
         """In a fork: sends reports to the socket of this number from now on."""
         self._channel = channel
 
+    @property
+    def has_reported(self) -> bool:
+        return bool(self._told)
+
     def _on_own(self, environment: int, name: int) -> int:
         """Lean is about to run a constant that no import declares, if there is code for it."""
         self._calls += 1

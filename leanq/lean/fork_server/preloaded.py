@@ -8,6 +8,10 @@ Lean's own code. One thing differs from plain `lean`: `Lean.importModules` retur
 the first run imported, if it is to import the same. Lean reads the header of each text itself, and
 an import of anything else is Lean's.
 
+A child may go on with further texts, one after another, where it would exit: it calls
+`lean_shell_main` once more from there. In between it has one thread, and what it has open is what
+it had open before its first text; otherwise it exits.
+
 A child can stop in the same way behind a whole prefix of texts to come
 (:meth:`Preloaded.stop_behind`). Its own children elaborate nothing but the rest of theirs. Lean
 parses the first command behind the prefix instead of the header, in the state after the prefix.
@@ -29,13 +33,16 @@ several libraries. It works on x86-64 alone, and raises :class:`PreloadError` el
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.fork_server.evaluations import Evaluations, UnwatchedError
 from leanq.lean.fork_server.shared_text import rejoin_text, share_text
+from leanq.lean.sandbox.monitor import ENDED, MESSAGE_BYTES, WAITS
 
 _P = ctypes.c_void_p
 _SIGINT, _SIGXFSZ = 2, 25
@@ -76,6 +83,8 @@ _NEEDED_FOR_PREFIXES = (_PROCESS, _PARSE, _RESOLVE, _TREE, _TREE_OF, _FINAL_STAT
 # The numbers of `Lean.importModules`' scalars among its arguments, and their bits.
 _SCALARS = (2, 0xFFFFFFFF), (4, 0xFF), (5, 0xFF), (6, 0xFF)
 _LETTERS = frozenset("oiD")
+# The time for the threads of a text that has ended to be gone, and between two looks.
+_THREADS_GONE_S, _LOOK_S = 0.1, 0.0002
 
 
 class PreloadError(Exception):
@@ -127,6 +136,10 @@ class Preloaded:
         self._empty_environment = 0
         self.unwatched = ""
         """Why nobody sees what a text evaluates; empty if somebody does."""
+        # Of a child that may go on with further texts: its socket, and what it had open at first.
+        self._orders = -1
+        self._open: frozenset[str] = frozenset()
+        self._has_imported = False
         # Of a prefix: its length, Lean's result for it, and the state after it.
         self._prefix_bytes = 0
         self._prefix_snapshot = 0
@@ -178,6 +191,7 @@ class Preloaded:
         known, known_how = self._imports
         if how == known_how and self._are_equal(known, imports):
             return self._imported
+        self._has_imported = True
         return self._import.call(*arguments)
 
     def _are_equal(self, known: int, others: int) -> bool:
@@ -199,6 +213,11 @@ class Preloaded:
         return self._empty_environment
 
     def _on_exit(self, code: int | None) -> int:
+        if self._orders >= 0:
+            try:
+                self._end_text((code or 0) & 0xFF)
+            finally:  # or Lean would go on behind its exit
+                os._exit(95)
         self._exit.release()
         lean = self._lean
         assert self._main_arguments is not None
@@ -241,14 +260,29 @@ class Preloaded:
         except UnwatchedError as error:
             self.unwatched = str(error)
 
-    def go_on(self, arguments: Sequence[str], reports: int | None = None) -> NoReturn:
+    def go_on(
+        self, arguments: Sequence[str], reports: int | None = None, *, stays: bool = False
+    ) -> NoReturn:
         """In a child that has not forked others: runs Lean's command line once more, for good, with
-        the descriptors 0 to 2 and the variables that Lean is to see. ``arguments``: those behind
-        the ones of the header, each a letter with a value; see :func:`letters`. ``reports``: the
-        socket for what the text evaluates."""
-        assert self._main_arguments is not None
+        the descriptors 0 to 2 and the variables that Lean is to see.
+
+        Args:
+            arguments: those behind the ones of the header, each a letter with a value; see
+                :func:`letters`.
+            reports: the socket for what the text evaluates.
+            stays: whether further texts may come by that socket, if nobody's text evaluates
+                anything.
+        """
+        self._lean.lean_enable_initializer_execution()  # for another header, which it imports
         if reports is not None and not self.unwatched:
             self._evaluations.report_to(reports)
+            if stays:
+                self._orders, self._open = reports, _open_here()
+                self._exit.hold()
+        self._begin_text(arguments)
+
+    def _begin_text(self, arguments: Sequence[str]) -> NoReturn:
+        assert self._main_arguments is not None
         words, options = self._main_arguments
         for letter, value in letters(arguments) or ():
             options = self._with_option(options, letter, value)
@@ -258,10 +292,38 @@ class Preloaded:
         if self._prefix_state:
             self._parse.hold()
         self._lean.lean_init_task_manager_using(self._threads)
-        self._lean.lean_enable_initializer_execution()  # for another header, which it imports
         self._lean.clearerr(_P.in_dll(self._lean, "stdin"))
         self._shell.call(words, options)
         os._exit(99)
+
+    def _end_text(self, code: int) -> NoReturn:
+        """Tells how a text has ended, and goes on with a further one if this left nothing behind.
+
+        A text that has evaluated something may have changed anything here: its process exits.
+        """
+        self._lean.fflush(None)
+        if self._evaluations.has_reported:
+            self._exit.release()
+            self._exit.call(code)
+        os.write(self._orders, ENDED + b"%d" % code)
+        # Joins Lean's threads once they have nothing more to do. If they always have, the
+        # supervisor ends this process.
+        self._lean.lean_finalize_task_manager()
+        is_changed = self._has_imported or self._evaluations.has_reported
+        if is_changed or not _is_alone() or _open_here() != self._open:
+            os._exit(code)
+        os.write(self._orders, WAITS)
+        if not (order := os.read(self._orders, MESSAGE_BYTES)):
+            os._exit(code)
+        command, text = json.loads(order)
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        if os.write(writes, text.encode()) < len(text.encode()):  # this user's pipes are small
+            os._exit(94)
+        os.close(writes)
+        os.dup2(reads, 0)
+        os.close(reads)
+        self._begin_text(own_arguments(command))
 
     def _with_option(self, options: int, letter: str, value: str) -> int:
         """Returns Lean's options with one more of its command line."""
@@ -350,6 +412,21 @@ def letters(arguments: Sequence[str]) -> list[tuple[str, str]] | None:
         value = word[2:] or next(words, "")
         found.append((letter, value))
     return found
+
+
+def _open_here() -> frozenset[str]:
+    """Returns the descriptors of this process; the list's own one is the first free number."""
+    return frozenset(os.listdir("/proc/self/fd"))
+
+
+def _is_alone() -> bool:
+    """Returns whether this process has one thread: those that have ended may take a moment."""
+    end_s = time.monotonic() + _THREADS_GONE_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_LOOK_S)
+    return True
 
 
 def _elements(array: int) -> list[int]:

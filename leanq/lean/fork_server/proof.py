@@ -35,6 +35,9 @@ _SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
 Key = str
 """A header that a zygote has imported."""
 
+SHARED = "shared"
+"""Names the proof that one fork may serve several texts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -99,8 +102,9 @@ def _digest(path: Path) -> bytes:
     return digest.digest()
 
 
-def memory_of(environment: Environment, key: Key) -> PassMemory:
-    words = (environment.fingerprint, key, *environment.command())
+def memory_of(environment: Environment, key: Key, *of: str) -> PassMemory:
+    """Returns the place of a header's pass; ``of`` names another proof than that of its forks."""
+    words = (environment.fingerprint, key, *environment.command(), *of)
     return PassMemory(environment, "fork-server", libraries_of(environment), *words)
 
 
@@ -118,6 +122,11 @@ MACHINE_TRIALS = (
     Trial(f"{BARE_HEADER}{_OVERFLOWING}", _SMALL_STACK),
 )
 """Yields the texts that show that forks work here; they stand behind ``BARE_HEADER``."""
+
+
+def sharing_trials(header: str) -> tuple[Trial, ...]:
+    """Returns the texts that prove that one fork may serve several: those of the header first."""
+    return *header_trials(header), Trial(header + _UNFINISHED)
 
 
 def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:
@@ -159,8 +168,10 @@ class Prover:
             await zygote.close()
         await asyncio.to_thread(memory.keep)
 
-    async def prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> None:
-        """Raises DiffersError if a text comes out differently behind a header."""
+    async def prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> list[RunBytes]:
+        """Returns what a newly started Lean says of texts; raises DiffersError if one comes out
+        differently behind a header."""
+        found = []
         async with contextlib.AsyncExitStack() as stack:
             plain = await self.new_sandbox(stack)
             forked = await self.new_sandbox(stack, zygote)
@@ -177,6 +188,27 @@ class Prover:
                         break
                 if different := seen.difference(expected):
                     raise DiffersError(says_otherwise(key, different))
+                found.append(expected)
+        return found
+
+    async def prove_sharing(self, key: Key, zygote: Zygote, known: Sequence[RunBytes]) -> None:
+        """Raises DiffersError if a fork that serves a few texts, in one of three orders, says
+        something else of one than a newly started Lean, or does not serve all. ``known``: what
+        Lean says of the first ones."""
+        trials = sharing_trials(key)
+        async with contextlib.AsyncExitStack() as stack:
+            plain = await self.new_sandbox(stack)
+            more = [await self.outcome(plain, each, PROOF_LIMITS) for each in trials[len(known) :]]
+            pairs = [*zip(trials, [*known, *more], strict=True)]
+            for texts in (pairs, pairs[::-1], pairs[-1:] + pairs[:-1]):
+                shared = await self.new_sandbox(stack, zygote)
+                shared.shares = True
+                for number, (trial, expected) in enumerate(texts):
+                    if number and not shared.waits:
+                        raise DiffersError(f"behind {short(key)} a fork serves one text only")
+                    seen = await self.outcome(shared, trial, PROOF_LIMITS, tenant="")
+                    if different := seen.difference(expected):
+                        raise DiffersError(says_otherwise(key, different))
 
     async def is_header_wrong(self, key: Key) -> bool:
         """Returns whether a newly started Lean refuses a header, too."""
@@ -196,7 +228,9 @@ class Prover:
             or runs_programs(code, found) is not None
         )
 
-    async def outcome(self, sandbox: Sandbox, trial: Trial, limits: Limits) -> RunBytes:
+    async def outcome(
+        self, sandbox: Sandbox, trial: Trial, limits: Limits, *, tenant: str | None = None
+    ) -> RunBytes:
         sandbox.clear()
         command = self.environment.command(trial.args)
         done = await sandbox.run(
@@ -204,6 +238,7 @@ class Prover:
             env={**self.environment.sandbox_env(sandbox.scratch), **trial.env},
             limits=limits,
             stdin=trial.text.encode(),
+            tenant=tenant,
         )
         return await asyncio.to_thread(RunBytes.of, done, compiled_by(command, sandbox.left))
 

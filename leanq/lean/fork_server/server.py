@@ -17,10 +17,13 @@ from pathlib import Path
 from cachetools import LRUCache
 
 from leanq.errors import SandboxError
+from leanq.lean.audit.evaluators import evaluators
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.preloaded import letters, own_arguments
 from leanq.lean.fork_server.proof import (
     BARE_HEADER,
+    SHARED,
     DiffersError,
     Key,
     Prover,
@@ -35,7 +38,7 @@ from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsErro
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import can_act, header_statements, split_header
 from leanq.queue.metrics import count
-from leanq.queue.tasks import to_its_end
+from leanq.queue.tasks import run_apart, to_its_end
 
 log = logging.getLogger("leanq.worker")
 
@@ -57,6 +60,10 @@ _PLAIN_HEADER = re.compile(
 _MOST_HEADER_CHARS = 64 << 10
 # libuv's loop runs in a thread of the zygote, which forks lack.
 _NEEDS_LOOP = ("uv", "async", "timer", "socket", "signal", "tcp", "udp", "dns", "http", "sleep")
+# Searches that keep what they have found in the imports for the next one in the same process, and
+# the option after which Lean adds up times until its process ends.
+_REMEMBERS = re.compile(r"exact\?|apply\?|rw\?|rewrites\?|hint|try\?|#find|library_search|profiler")
+_READ_AT_ONCE_CHARS = 2000
 # Nothing else is done meanwhile; so much takes some 50 ms.
 _MOST_CHARS_READ = 64 << 10
 
@@ -66,11 +73,13 @@ class ForkRules:
     """When a header is preloaded: after so many texts, as it takes as much CPU time as so many
     starts of Lean, and twice as much with the proof. One of ``compare_every`` texts runs both ways
     later on; 0 for none. All preloaded headers of an environment hold ``memory_bytes``; the one
-    used least recently goes first."""
+    used least recently goes first. ``shares``: whether a fork may serve a few texts of one
+    tenant."""
 
     preload_after: int = 3
     compare_every: int = 500
     memory_bytes: int = 2 << 30
+    shares: bool = True
 
 
 @dataclass(slots=True)
@@ -81,7 +90,16 @@ class _Preloaded:
     idle: deque[Sandbox] = field(default_factory=deque)
     taken: int = 0
     lent: int = 0
+    shares: bool = False
     making: asyncio.Task[None] | None = None
+
+    def best(self, command: Sequence[str], tenant: str | None, *, full: bool) -> list[Sandbox]:
+        """Returns the idle sandboxes for a text, the best first. If there are enough of them
+        (``full``), a fork that waits for another tenant's text ends for this one."""
+        own = [each for each in self.idle if each.waits_for(tenant)]
+        ready = [each for each in self.idle if each.is_prepared(command)]
+        others = [each for each in self.idle if each.waits and each not in own]
+        return [*own, *ready, *(others if full else [])]
 
 
 @dataclass(eq=False)
@@ -101,6 +119,8 @@ class ForkServer:
     nice: int = 0
     unavailable: str = ""
     """Why there is no fork server here; empty if there is."""
+    unshared: str = ""
+    """Why each text has a fork of its own; empty if forks serve several."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     _making: set[asyncio.Task[None]] = field(default_factory=set)
     _seen: LRUCache[Key, int] = field(default_factory=lambda: LRUCache(_HEADERS_REMEMBERED))
@@ -116,6 +136,8 @@ class ForkServer:
         self.idle.set()
         if not self.environment.toolchain.shared_libraries:
             self._say_given_up("this toolchain has no shared library, libleanshared.so")
+        if not self.rules.shares:
+            self.unshared = "it is told so"
 
     def pids(self) -> list[int]:
         """The processes that have imported a header, or their supervisors."""
@@ -129,9 +151,23 @@ class ForkServer:
             return None
         return forkable_header(self.environment, code)
 
-    async def take(self, key: Key, command: Sequence[str]) -> Sandbox | None:
-        """Returns a sandbox behind a header, if there is one, at best with a Lean that waits for
-        its text with this command. A repeated header is preloaded."""
+    async def may_share(self, key: Key, code: str) -> bool:
+        """Returns whether the fork for this text may have served others, and may serve more."""
+        found = self._preloaded.get(key)
+        if self.unshared or found is None or not found.shares or _REMEMBERS.search(code):
+            return False
+
+        def look() -> bool:
+            return runs_programs(code, evaluators(self.environment)) is None
+
+        return await run_apart(look, at_once=len(code) < _READ_AT_ONCE_CHARS)
+
+    async def take(
+        self, key: Key, command: Sequence[str], tenant: str | None = None
+    ) -> Sandbox | None:
+        """Returns a sandbox behind a header, if there is one: at best with a fork that has served
+        this tenant, or else with a Lean that waits for its text with this command. A repeated
+        header is preloaded."""
         found = self._preloaded.get(key)
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -146,9 +182,10 @@ class ForkServer:
         self.idle.clear()
         began_s = time.monotonic()
         try:
-            for sandbox in [each for each in found.idle if each.is_prepared(command)]:
+            for sandbox in found.best(command, tenant, full=self._is_full()):
                 found.idle.remove(sandbox)
                 if sandbox.alive:
+                    sandbox.shares = found.shares
                     return sandbox
                 await sandbox.close()
             sandbox = await self._prover.open(found.zygote)
@@ -162,6 +199,7 @@ class ForkServer:
             await self._refused(error, is_death=hangs or not found.zygote.alive)
             return None
         self._refusals = 0
+        sandbox.shares = found.shares
         return sandbox
 
     async def is_ready(self, key: Key) -> bool:
@@ -188,12 +226,18 @@ class ForkServer:
             return
         sandbox.clear()
         found.idle.append(sandbox)
-        with contextlib.suppress(SandboxError):  # forks ahead of the next text
-            env = self.environment.sandbox_env(sandbox.scratch)
-            sandbox.prepare(command, env=env)
+        sandbox.shares = found.shares
+        if not sandbox.waits:
+            with contextlib.suppress(SandboxError):  # forks ahead of the next text
+                env = self.environment.sandbox_env(sandbox.scratch)
+                sandbox.prepare(command, env=env)
         idle = [each.idle for each in self._preloaded.values() if each.idle]
         if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
             await idle[0].popleft().close()
+
+    def _is_full(self) -> bool:
+        idle = sum(len(each.idle) for each in self._preloaded.values())
+        return idle >= _MOST_IDLE * self._most_taken
 
     async def lend(self, key: Key) -> Sandbox:
         """Lends a sandbox behind a header, which is preloaded first if need be, until :meth:`end`.
@@ -270,13 +314,17 @@ class ForkServer:
         memory = memory_of(self.environment, key)
         started_s = time.monotonic()
         passed = not anew and await asyncio.to_thread(memory.is_kept)
+        known: list[RunBytes] = []
         if not passed:
             await self._prover.prove_machine(anew=anew)
         zygote = await self._prover.new_zygote(key)
+        shares = not self.unshared and not zygote.unwatched
         try:
             if not passed:
-                await self._prover.prove(key, zygote, header_trials(key))
+                known = await self._prover.prove(key, zygote, header_trials(key))
                 await asyncio.to_thread(memory.keep)
+            if shares:
+                shares = await self._is_shared(key, zygote, known, anew=anew)
         except BaseException:
             await zygote.close()
             raise
@@ -285,6 +333,33 @@ class ForkServer:
         log.info("preloaded %s in %.1f s, %d MB", short(key), took_s, zygote.memory_bytes >> 20)
         found.zygote = zygote
         await self._make_room(key)
+        if shares:
+            # The first time, this reads all libraries.
+            with contextlib.suppress(SandboxError):
+                await asyncio.to_thread(evaluators, self.environment)
+                found.shares = True
+
+    async def _is_shared(
+        self, key: Key, zygote: Zygote, known: Sequence[RunBytes], *, anew: bool
+    ) -> bool:
+        """Proves that one fork can serve several texts, unless a pass is remembered."""
+        memory = memory_of(self.environment, key, SHARED)
+        if not anew and await asyncio.to_thread(memory.is_kept):
+            return True
+        try:
+            await self._prover.prove_sharing(key, zygote, known)
+        except DiffersError as error:
+            self.share_no_more(str(error))
+            return False
+        await asyncio.to_thread(memory.keep)
+        return True
+
+    def share_no_more(self, why: str) -> None:
+        """Gives each text a fork of its own from now on."""
+        if not self.unshared:
+            count("leanq_fork_server_total", "unshared")
+            log.warning("each text has a fork of its own from now on: %s", why)
+            self.unshared = why
 
     async def _make_room(self, newest: Key) -> None:
         for key in list(self._preloaded):
@@ -356,11 +431,19 @@ class Comparisons:
         return self._rng.random() < 1 / self.every
 
     def begin(
-        self, key: Key, command: Sequence[str], code: str, limits: Limits, seen: RunBytes
+        self,
+        key: Key,
+        command: Sequence[str],
+        code: str,
+        limits: Limits,
+        seen: RunBytes,
+        *,
+        is_further: bool,
     ) -> None:
-        """Runs a text again by a newly started Lean, in an idle moment."""
+        """Runs a text again by a newly started Lean, in an idle moment. ``is_further``: its fork
+        had served others before."""
         trial = Trial(code, args=own_arguments(command))
-        task = asyncio.create_task(self._compare(key, trial, limits, seen))
+        task = asyncio.create_task(self._compare(key, trial, limits, seen, is_further=is_further))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -369,10 +452,12 @@ class Comparisons:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _compare(self, key: Key, trial: Trial, limits: Limits, seen: RunBytes) -> None:
+    async def _compare(
+        self, key: Key, trial: Trial, limits: Limits, seen: RunBytes, *, is_further: bool
+    ) -> None:
         await self.forks.idle.wait()
         try:
-            if different := await self._difference(key, trial, limits, seen):
+            if different := await self._difference(key, trial, limits, seen, is_further=is_further):
                 raise DiffersError(says_otherwise(key, different))
         except DiffersError as error:
             await asyncio.to_thread(memory_of(self.prover.environment, key).forget)
@@ -380,7 +465,15 @@ class Comparisons:
         except (SandboxError, OSError) as error:
             log.warning("a text was not run both ways: %s", error)
 
-    async def _difference(self, key: Key, trial: Trial, limits: Limits, seen: RunBytes) -> str:
+    async def _blame_earlier(self, key: Key, trial: Trial, different: str, *runs: RunBytes) -> None:
+        """Gives each text a fork of its own, if a text says something else behind others alone."""
+        if not await asyncio.to_thread(self.prover.can_tell, trial.text, *runs):
+            await asyncio.to_thread(memory_of(self.prover.environment, key, SHARED).forget)
+            self.forks.share_no_more(says_otherwise(key, f"{different} of a text after others"))
+
+    async def _difference(
+        self, key: Key, trial: Trial, limits: Limits, seen: RunBytes, *, is_further: bool
+    ) -> str:
         """Returns the repeatable difference of a text in a fork; empty if there is none, or the
         text itself causes it. Raises DiffersError if a text of ours differs, too."""
         async with contextlib.AsyncExitStack() as stack:
@@ -393,9 +486,13 @@ class Comparisons:
             # A text that asks for the time says something else each time.
             forked = await self.forks.lend(key)
             stack.push_async_callback(self.forks.end, key, forked)
-            for each, before in ((sandbox, plain), (forked, seen)):
-                if before.difference(await self.prover.outcome(each, trial, limits)):
-                    return ""
+            if plain.difference(await self.prover.outcome(sandbox, trial, limits)):
+                return ""
+            alone = await self.prover.outcome(forked, trial, limits)
+            if seen.difference(alone):
+                if is_further and not alone.difference(plain):
+                    await self._blame_earlier(key, trial, different, seen, plain)
+                return ""
             if not await asyncio.to_thread(self.prover.can_tell, trial.text, seen, plain):
                 return different
             count("leanq_fork_server_total", "told_apart")

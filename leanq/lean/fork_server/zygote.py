@@ -150,11 +150,11 @@ class _Zygote:
         finally:
             os._exit(status)
 
-    def _go_on(self, argv: Sequence[str], reports: int) -> NoReturn:
+    def _go_on(self, argv: Sequence[str], reports: int, stays: bool) -> NoReturn:
         own = own_arguments(argv)
         if own[-1:] == [prefix_process.FLAG]:
             prefix_process.serve(self._preloaded, own[:-1])
-        self._preloaded.go_on(own, reports)
+        self._preloaded.go_on(own, reports, stays=stays)
 
 
 def main() -> None:

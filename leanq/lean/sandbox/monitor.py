@@ -9,22 +9,21 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import select
 import signal
 import socket
-import stat
 import struct
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.first_process import FirstProcess
-from leanq.lean.sandbox.scratch import Scratch
+from leanq.lean.sandbox.forked import DEFAULT, be_program, keep_only
+from leanq.lean.sandbox.scratch import Scratch, empty
 from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes, stat_fields
 from leanq.lean.sandbox.walls import Walls
 
@@ -36,16 +35,20 @@ _CLOSE_LOOK_S = 0.025
 _GROWTH_BYTES_PER_S = 4 << 30
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot run
 _RESOURCES = 16  # the limits that Linux knows
+_PROCESS_CLOCK = 2  # of a clock's number: the CPU time of a process, as precise as can be
 _STATUS = struct.Struct("=i")
 _HELD = b"held"
 _MOST_REPORTS, _REPORT_BYTES = 8, 1024
-_DESCRIPTORS = (1 << 31) - 1
+ENDED, WAITS = b"x", b"w"
+"""How a fork tells that its text has ended, with its exit status, and that it can go on."""
+_ENDED = re.compile(ENDED + rb"(\d{1,3})")
+# A fork serves so many texts, and none once it holds so much more than when it began.
+_MOST_TEXTS, _MOST_KEPT_BYTES = 8, 64 << 20
+# The time for a fork whose text has ended to be ready for another one.
+_READY_S = 0.25
 _RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the worker decides
-# For programs. SIGTERM stays ignored: Slurm sends it to every process of a job, and what runs may
-# end within the worker's grace.
 _NICEST = 19
-_DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def _reap(statuses: dict[int, int], options: int = os.WNOHANG) -> bool:
@@ -74,8 +77,17 @@ def end_all(statuses: dict[int, int]) -> None:
         time.sleep(0.0005)
 
 
+GoOn = Callable[[Sequence[str], int, bool], NoReturn]
+
+
 class Monitor:
-    """The inner process: obeys the worker and keeps one program within its limits."""
+    """The inner process: obeys the worker and keeps one program within its limits.
+
+    A fork may go on with a further text of the same tenant, which the worker sends as ``further``.
+    It does so if it reported nothing, so that no program of a text ran in it, and if one thread of
+    it is left. Each text's CPU time, wall time and scratch folder count from its beginning. Memory
+    counts from the fork's, so that what earlier texts have left counts, too.
+    """
 
     def __init__(
         self,
@@ -84,10 +96,11 @@ class Monitor:
         scratch: Scratch,
         group: Cgroup,
         nice: int,
-        go_on: Callable[[Sequence[str], int], NoReturn] | None = None,
+        go_on: GoOn | None = None,
     ) -> None:
-        """``go_on`` turns a fork of this process into the program, with the program's arguments and
-        a socket for its reports, instead of an exec. It needs pid namespaces."""
+        """``go_on`` turns a fork of this process into the program, with the program's arguments, a
+        socket for its reports, and whether further texts may come by that, instead of an exec. It
+        needs pid namespaces."""
         self._channel = channel
         self._go_on = go_on
         # Memory that a fork shares with this process is not the program's.
@@ -101,6 +114,11 @@ class Monitor:
         self._own_state = _own_state()
         self._program = 0  # pid of the program or its holder; 0 while nothing runs
         self._told: socket.socket | None = None  # our end of a fork's socket for its reports
+        self._heard: list[str] = []
+        self._stays = False  # whether the fork may go on behind its text
+        self._code: int | None = None  # how a fork's text has ended, which may go on
+        self._waits = False  # for a further text
+        self._texts = 0  # how many the fork has had
         # A fork needs no holder: it gets a first process beside it.
         self._first = FirstProcess() if go_on else None
         self._has_holder = walls.own_pids and not go_on
@@ -112,17 +130,22 @@ class Monitor:
             self._poll.register(fd, select.POLLIN)
         while True:
             timeout_ms = None
-            if self._program and self._limited:
+            if self._code is not None:
+                timeout_ms = max(0.0, self._ready_by - time.monotonic()) * 1e3
+            elif self._program and self._limited:
                 timeout_ms = max(0.0, min(self._look_at, self._wall_end) - time.monotonic()) * 1e3
             ready = {fd for fd, _ in self._poll.poll(timeout_ms)}
             if not ready.isdisjoint(fatal):
                 return
+            if self._told is not None and self._told.fileno() in ready:
+                self._hear(self._told)
             # Its end comes before any order: limits must not seem to have reached the dead.
-            if self._program and self._pidfd in ready:
+            is_late = self._code is not None and time.monotonic() >= self._ready_by
+            if self._program and (self._pidfd in ready or is_late):
                 self._finish(None)
             if self._channel.fileno() in ready and not self._obey():
                 return
-            if self._program and self._limited:
+            if self._program and self._limited and self._code is None:
                 self._look()
 
     def _obey(self) -> bool:
@@ -134,13 +157,18 @@ class Monitor:
         for fd in fds:
             os.set_inheritable(fd, False)
         order = json.loads(packet) if packet else {}
+        runs = self._program and not self._waits
         if "start" in order:
+            self._dismiss()
             self._start(order["start"], fds)
+        elif "further" in order:
+            self._go_further(order["further"])
         # The program may have ended while these were under way.
-        elif "limit" in order and self._program and not self._is_dying():
+        elif "limit" in order and runs and not self._is_dying():
+            self._stays = order["stays"]
             self._usage.sample()
             self._renew(order["limit"], held_bytes=self._shared_bytes)
-        elif "renew" in order and self._program:
+        elif "renew" in order and runs:
             self._usage.sample()
             held_bytes = self._usage.memory_bytes
             self._group.renew()
@@ -148,7 +176,7 @@ class Monitor:
             if order["is_told"]:
                 own_bytes = max(held_bytes - self._shared_bytes, 0)
                 tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": own_bytes}})
-        elif "stop" in order and self._program:
+        elif "stop" in order and runs:
             self._finish(order["stop"])
         return bool(packet)
 
@@ -170,16 +198,106 @@ class Monitor:
                 os.close(fd)
         if self._has_holder:
             first = self._program
-        self._usage = UsageSampler(first=first, shared=not self._walls.filtered)
+        self._first_pid = first
+        self._usage = self._new_usage()
         self._pidfd = os.pidfd_open(self._program)
         self._poll.register(self._pidfd, select.POLLIN)
+        if self._told is not None and order["stays"]:
+            self._poll.register(self._told.fileno(), select.POLLIN)
         self._started = time.monotonic()
-        self._cpu_base_s = 0.0
+        self._cpu_base_s = self._begun_s = 0.0
         self._limited = False
+        self._stays, self._texts, self._code, self._heard = order["stays"], 1, None, []
         if limits:
             self._limit(limits, held_bytes=self._shared_bytes)
         if order["report"]:
             tell(self._channel, {"started": True}, self._scratch.fds)
+
+    def _new_usage(self) -> UsageSampler:
+        return UsageSampler(first=self._first_pid, shared=not self._walls.filtered)
+
+    def _go_further(self, order: dict[str, Any]) -> None:
+        """Has a fork that waits go on with another text."""
+        if self._waits:
+            try:
+                empty(self._scratch.path)
+            except OSError:
+                self._dismiss()
+        if not self._waits or self._told is None:
+            tell(self._channel, {"refused": "the process that was to go on has ended"})
+            return
+        self._waits = False
+        self._texts += 1
+        self._usage, self._group.peak_bytes = self._new_usage(), 0
+        self._usage.cpu_s = self._begun_s = self._own_s()
+        text = [order["argv"], order["text"]]
+        self._renew(order["limits"], held_bytes=self._shared_bytes)
+        with contextlib.suppress(OSError):  # its end is seen
+            self._told.send(json.dumps(text).encode())
+
+    def _hear(self, told: socket.socket) -> None:
+        """Takes a message of a fork that may go on. Behind a report nothing counts but its end."""
+        packet = b""
+        with contextlib.suppress(ConnectionError):
+            packet = told.recv(_REPORT_BYTES)
+        if packet == WAITS and self._code is not None and not self._heard:
+            self._keep()
+        elif (ended := _ENDED.fullmatch(packet)) and self._code is None and not self._heard:
+            self._code = int(ended[1]) & 0xFF
+            self._ready_by = time.monotonic() + _READY_S
+            if not self._stays or self._texts >= _MOST_TEXTS:
+                self._finish(None)
+        else:
+            self._poll.unregister(told.fileno())
+            if packet:
+                self._heard.append(packet.decode(errors="replace"))
+
+    def _keep(self) -> None:
+        """Reports on a text, and keeps its fork for another one, unless it has used too much."""
+        self._usage.sample()
+        self._usage.cpu_s = self._own_s()
+        held_bytes = self._usage.memory_bytes - self._shared_bytes
+        written_bytes = self._disk_bytes()
+        if (
+            # The first process of its namespace, and one thread.
+            self._usage.tasks != 2
+            or held_bytes > _MOST_KEPT_BYTES
+            or self._usage.cpu_s > self._cpu_end_s
+            or written_bytes > self._scratch_bytes
+            or not self._limited
+        ):
+            self._finish(None)
+            return
+        assert self._code is not None
+        status, self._code = self._code, None
+        self._waits, self._limited = True, False
+        self._report_exit(status, None, 0.0, written_bytes, limited=True)
+
+    def _own_s(self) -> float:
+        """Returns the CPU time of the program's own process until now."""
+        return time.clock_gettime(~self._program << 3 | _PROCESS_CLOCK)
+
+    def _dismiss(self) -> None:
+        """Ends a fork that waits for another text."""
+        if self._waits:
+            self._end_program()
+            self._reports()
+            self._scratch.close()
+
+    def _end_program(self) -> int:
+        """Ends all that is left of the program; returns the wait status of its main process."""
+        end_all(self._statuses)
+        self._poll.unregister(self._pidfd)
+        os.close(self._pidfd)
+        if self._told is not None:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._told.fileno())
+        with open(self._report, "rb") as report:
+            told = report.read()
+        program, self._program, self._waits = self._program, 0, False
+        if not self._has_holder:
+            return self._statuses[program]
+        return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
     def _limit(self, limits: dict[str, Any], *, held_bytes: int) -> None:
         self._limited = True
@@ -239,15 +357,18 @@ class Monitor:
         return self._scratch.used_bytes(self._scratch_bytes)
 
     def _finish(self, stopped: str | None) -> None:
-        """Ends the rest of the program and reports. Its status is the main process's."""
+        """Ends the rest of the program and reports. Its status is what a fork has told at its
+        text's end, or else the main process's."""
         if stopped and self._limited:
             self._usage.sample()
+        if self._waits:  # there is no text to report on
+            self._dismiss()
+            return
         waited_s = self._usage.waited_s() if stopped == "wall" else 0.0
-        end_all(self._statuses)
-        self._poll.unregister(self._pidfd)
-        os.close(self._pidfd)
-        status = os.waitstatus_to_exitcode(self._status())
-        self._program = 0
+        ended, status = self._end_program(), self._code
+        if status is None:
+            status = os.waitstatus_to_exitcode(ended)
+        self._code = None
         # Without a filter, any process of this user can do that. The request whose program did it
         # has to fail, not the next one.
         if _own_state() != self._own_state:
@@ -265,40 +386,45 @@ class Monitor:
             text = f"the disk of {path} is full: free some of it, or set TMPDIR to another"
             tell(self._channel, {"refused": text})
             return
+        self._report_exit(status, stopped, waited_s, written_bytes, limited=self._limited)
+        self._scratch.close()
+
+    def _report_exit(
+        self,
+        status: int,
+        stopped: str | None,
+        waited_s: float,
+        written_bytes: float,
+        *,
+        limited: bool,
+    ) -> None:
+        peak_bytes = self._usage.peak_bytes - self._shared_bytes
         report = {
             "status": status,
             "stopped": stopped,
-            "cpu_s": self._usage.cpu_s,
+            "cpu_s": self._usage.cpu_s - self._begun_s,
             "wall_s": time.monotonic() - self._started,
-            "peak_bytes": max(
-                self._usage.peak_bytes - self._shared_bytes, self._group.peak_bytes, 0
-            ),
+            "peak_bytes": max(peak_bytes, self._group.peak_bytes, 0),
             "scratch_bytes": int(min(written_bytes, 1 << 62)),
             "waited_s": waited_s,
-            "reports": self._reports(),
+            "reports": [] if self._waits else self._reports(),
+            "earlier": self._texts - 1,
         }
-        tell(self._channel, {"exit": report, "limited": self._limited}, self._scratch.fds)
-        self._scratch.close()
+        message = {"exit": report, "limited": limited, "waits": self._waits}
+        tell(self._channel, message, self._scratch.fds)
 
     def _reports(self) -> list[str]:
         """Returns what a fork has told. It has ended, so nothing comes any more."""
         if self._told is None:
             return []
-        reports: list[str] = []
+        reports, self._heard = self._heard, []
         self._told.setblocking(False)
         with self._told as told, contextlib.suppress(OSError):
             while len(reports) < _MOST_REPORTS and (packet := told.recv(_REPORT_BYTES)):
-                reports.append(packet.decode(errors="replace"))
+                if packet != WAITS and not _ENDED.fullmatch(packet):
+                    reports.append(packet.decode(errors="replace"))
         self._told = None
         return reports
-
-    def _status(self) -> int:
-        """Returns the wait status of the program, which has ended."""
-        with open(self._report, "rb") as report:
-            told = report.read()
-        if not self._has_holder:
-            return self._statuses[self._program]
-        return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
     def _mains(self) -> Iterator[int]:
         if not self._has_holder:
@@ -360,9 +486,9 @@ class Monitor:
             if self._go_on is not None and tells is not None:
                 self._walls.enter()
                 os.chdir(self._scratch.path)
-                _keep_only(fds, report, tells.fileno())
-                _be_program(order["env"])
-                self._go_on(argv, tells.fileno())
+                keep_only(fds, report, tells.fileno())
+                be_program(order["env"])
+                self._go_on(argv, tells.fileno(), order["stays"])
             if self._walls.own_pids:
                 self._walls.enter()
                 os.chdir(self._scratch.path)
@@ -373,7 +499,7 @@ class Monitor:
                 os._exit(1)
             for number, fd in enumerate(fds):
                 os.dup2(fd, number)
-            for signum in _DEFAULT:
+            for signum in DEFAULT:
                 signal.signal(signum, signal.SIG_DFL)
             self._walls.enter()
             os.chdir(self._scratch.path)
@@ -392,7 +518,7 @@ class Monitor:
             env,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
             setsid=True,
-            setsigdef=_DEFAULT,
+            setsigdef=DEFAULT,
         )
         os.write(report, _HELD)
         os.closerange(0, report)
@@ -402,44 +528,6 @@ class Monitor:
             pid, status = os.wait()
         os.write(report, _STATUS.pack(status))
         os._exit(0)
-
-
-def _keep_only(fds: Sequence[int], report: int, tells: int) -> None:
-    """Makes these the standard streams, and closes all other descriptors, also those of Lean.
-
-    The one that ``tells`` stays, and one pipe. libuv makes it in each fork, and the next fork
-    closes its two numbers, even if a program that Lean has started holds them by then. No other
-    pipe has both its ends here.
-    """
-    others = {os.fstat(fd).st_ino for fd in (*fds, report)}
-    for number, fd in enumerate(fds):
-        os.dup2(fd, number)
-    pipes = defaultdict[int, list[int]](list)
-    for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
-        with contextlib.suppress(OSError):  # the list's own one
-            found = os.fstat(fd)
-            if stat.S_ISFIFO(found.st_mode) and found.st_ino not in others:
-                pipes[found.st_ino].append(fd)
-    begin = len(fds)
-    pipe = chain.from_iterable(both for both in pipes.values() if len(both) == 2)
-    for fd in sorted([*pipe, tells]):
-        os.closerange(begin, fd)
-        begin = fd + 1
-    os.closerange(begin, _DESCRIPTORS)
-
-
-def _be_program(env: dict[str, str]) -> None:
-    """Makes this process what a program finds itself as when it is started here."""
-    os.setsid()
-    for signum in _DEFAULT:
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # Most are the same already, and each that is set costs a page.
-    for name in os.environ.keys() - env.keys():
-        del os.environ[name]
-    for name, value in env.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
 
 
 def _cannot_start(program: str, error: OSError | ValueError) -> str:

@@ -14,6 +14,7 @@ from leanq.queue.metrics import count
 
 _CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16  # of a long-lived program's standard error
+_OUTPUTS = 2
 _KILL_TIMEOUT_S = 30.0  # for a killed program to be gone
 
 
@@ -49,7 +50,8 @@ class Exit:
     start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample, 0
     for a program that ended within a tenth of a second. ``scratch_bytes`` is the last size of its
     scratch folder. ``waited_s``: at its wall limit, for how long nothing of it had run or been
-    ready to run. ``reports``: what a fork has told of itself, in this order.
+    ready to run. ``reports``: what a fork has told of itself, in this order. ``earlier``: how many
+    texts the fork had served before.
     """
 
     code: int | None
@@ -61,6 +63,7 @@ class Exit:
     scratch_bytes: int = 0
     waited_s: float = 0.0
     reports: Sequence[str] = ()
+    earlier: int = 0
 
     @classmethod
     def of(cls, status: int, **used: Any) -> Exit:
@@ -100,15 +103,16 @@ class Process:
         tell: Callable[[Mapping[str, Any]], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """Takes over our ends of the ``pipes`` to its standard input, output and error. With
-        ``tail``, only the last 64 KiB of standard error are kept."""
+        """Takes over our ends of the ``pipes`` to its standard input, output and error; the first
+        is negative if it gets its input in another way. With ``tail``, only the last 64 KiB of
+        standard error are kept."""
         self._loop = asyncio.get_running_loop()
         self._tell, self._give_up = tell, give_up
         self._started = asyncio.Event()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._renewed: asyncio.Future[Usage] | None = None
         self._stdin_fd, self._stdout_fd, stderr_fd = pipes
-        self._stdin_open, self._eof = True, False
+        self._stdin_open, self._eof = self._stdin_fd >= 0, False
         self._unwritten = bytearray()
         self._stdout, self._stderr = bytearray(), bytearray()
         self._outputs = {self._stdout_fd: self._stdout, stderr_fd: self._stderr}
@@ -118,8 +122,11 @@ class Process:
         self.counts = True
         self._tail = tail
         self._fresh = asyncio.Event()  # new output, or the end of it
+        self.outputs: tuple[int, ...] = ()
+        """The pipes from a process that waits for another text: the caller's to close."""
         for fd in pipes:
-            os.set_blocking(fd, False)
+            if fd >= 0:
+                os.set_blocking(fd, False)
         for fd in self._outputs:
             self._loop.add_reader(fd, self._pump, fd)
 
@@ -175,11 +182,12 @@ class Process:
         self._output_bytes = limits.output_bytes
         self._tell({"renew": limits.measured(), "is_told": is_told})
 
-    def feed(self, data: bytes, limits: Limits | None = None) -> None:
-        """Sends all of its standard input, and counts against these limits from now on."""
+    def feed(self, data: bytes, limits: Limits | None = None, *, stays: bool = False) -> None:
+        """Sends all of its standard input, and counts against these limits from now on. Then a fork
+        that ``stays`` may wait for another text behind this one."""
         if limits is not None:
             self._output_bytes = limits.output_bytes
-            self._tell({"limit": limits.measured()})
+            self._tell({"limit": limits.measured(), "stays": stays})
         self.write(data)
         self.write_eof()
 
@@ -225,12 +233,21 @@ class Process:
         if self._renewed is not None and not self._renewed.done():
             self._renewed.set_result(used)
 
-    def on_end(self, end: Exit | SandboxError, *, limited: bool = False) -> None:
-        """All is over: the pipes hold all that will ever be there."""
+    def on_end(
+        self, end: Exit | SandboxError, *, limited: bool = False, waits: bool = False
+    ) -> None:
+        """All is over: the pipes hold all that will ever be there of this text."""
         self.was_limited = limited
-        for fd in list(self._outputs):
+        outputs = [*self._outputs]
+        for fd in outputs:
             while self._pump(fd):
                 pass
+        if waits and len(self._outputs) == len(outputs) == _OUTPUTS:
+            for fd in outputs:
+                self._loop.remove_reader(fd)
+            self.outputs = tuple(outputs)
+            self._outputs.clear()
+        for fd in list(self._outputs):
             self._close_output(fd)
         self._unwritten.clear()
         self.write_eof()

@@ -53,6 +53,8 @@ _SUPERVISOR = "leanq.lean.sandbox.supervisor"
 _SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
 # To let go of a folder in memory takes the kernel 5 µs and more for each file in it.
 _FILES_AT_ONCE = 1000
+# A further text is part of a message, and then in a pipe before it is read.
+_MOST_FURTHER_BYTES = 1 << 15
 _UNASKED_BYTES = 1 << 16  # the most output of a prepared program before its input
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -87,12 +89,17 @@ class Sandbox:
     """Whether the metrics count its programs that die; those of a trial may be meant to."""
     watches: bool = False
     """Whether its programs report which constants of a text Lean evaluates."""
+    shares: bool = False
+    """Whether a fork may go on with further texts of one tenant."""
     left: Path = field(init=False)
     """The same folder for the worker: the files of the last program that ended, or of the one that
     :meth:`start` started. They stay until the next program or ``clear``."""
     _left_fd: int = -1
     _process: Process | None = None
     _prepared: _Program | None = None
+    # Whose text the process that waits for a further one has had, and its outputs.
+    _tenant: str | None = None
+    _outputs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._disk = self.left = self.scratch
@@ -188,12 +195,21 @@ class Sandbox:
         it has read its input: it waits without limits, and its start does not count. Raises
         SandboxError as :meth:`start`."""
         program = list(argv), dict(env)
-        self._launch(program, None)
+        self._launch(program, None, stays=self.shares)
         self._prepared = program
 
     def is_prepared(self, argv: Sequence[str]) -> bool:
         """Returns whether this program waits for its input."""
         return self._prepared is not None and self._prepared[0] == list(argv)
+
+    def waits_for(self, tenant: str | None) -> bool:
+        """Returns whether a fork that had this tenant's texts, and no other's, can go on with a
+        further one."""
+        return tenant is not None and bool(self._outputs) and self._tenant == tenant
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._outputs)
 
     async def run(
         self,
@@ -202,20 +218,25 @@ class Sandbox:
         env: Mapping[str, str],
         limits: Limits,
         stdin: bytes = b"",
+        tenant: str | None = None,
     ) -> Finished:
         """Starts a program, feeds it, and waits for its end. Errors as in :meth:`start`. A
-        cancellation waits until the program has ended; the sandbox can be used again."""
-        program = list(argv), dict(env)
+        cancellation waits until the program has ended; the sandbox can be used again. ``tenant``:
+        whose further texts the same fork may serve; None for a fork of its own."""
+        if self.waits_for(tenant) and len(stdin) <= _MOST_FURTHER_BYTES:
+            return await self._finished(self._go_further(argv, limits, stdin))
+        program, stays = (list(argv), dict(env)), self.shares and tenant is not None
+        self._tenant = tenant
         spare = self._process
         if self._prepared == program and spare is not None and not spare.ended:
             self._prepared = None
-            spare.feed(stdin, limits)
+            spare.feed(stdin, limits, stays=stays)
             finished = await self._finished(spare)
             if spare.was_limited:
                 return finished
             # It died before, of whatever cause, which tells nothing of the input.
         await self._dismiss()
-        process = self._launch(program, limits)
+        process = self._launch(program, limits, stays=stays)
         process.feed(stdin)
         return await self._finished(process)
 
@@ -233,6 +254,7 @@ class Sandbox:
 
     async def _close(self) -> None:
         self._leave(-1)
+        self._let_go()
         if self._process is not None:
             self._process.counts = False
         self._give_up("the sandbox was closed")
@@ -262,20 +284,56 @@ class Sandbox:
         # Without one, this is empty.
         self.left = Path(f"/proc/self/fd/{fd}") if fd >= 0 else self._disk
 
-    def _launch(
-        self, program: _Program, limits: Limits | None, *, dialogue: bool = False
-    ) -> Process:
-        """Has the supervisor start a program; without limits, it has none until they are set."""
+    def _let_go(self) -> None:
+        """Closes the outputs of a process that waits for a further text, which is to have none."""
+        for fd in self._outputs:
+            os.close(fd)
+        self._outputs = ()
+
+    def _go_further(self, argv: Sequence[str], limits: Limits, text: bytes) -> Process:
+        """Has the process that waits go on with another text."""
+        self._demand_idle()
+        stdout, stderr = self._outputs
+        self._outputs = ()
+        process = self._process = Process(
+            (-1, stdout, stderr),
+            limits.output_bytes,
+            tail=False,
+            tell=self._tell,
+            give_up=self._give_up,
+        )
+        process.counts = self.counts
+        order = {"argv": list(argv), "text": text.decode(), "limits": limits.measured()}
+        try:
+            self._tell({"further": order})
+        except OSError as error:  # as in _launch
+            process.on_end(SandboxError(f"a text cannot be sent: {error.strerror}"))
+        return process
+
+    def _demand_idle(self) -> None:
         if not self.alive:
             raise SandboxError("the supervisor of this sandbox has died")
         if self._process is not None and not self._process.ended:
             raise SandboxError("the sandbox runs a program already")
+
+    def _launch(
+        self,
+        program: _Program,
+        limits: Limits | None,
+        *,
+        dialogue: bool = False,
+        stays: bool = False,
+    ) -> Process:
+        """Has the supervisor start a program; without limits, it has none until they are set."""
+        self._demand_idle()
+        self._let_go()
         argv, env = program
         order = {
             "argv": argv,
             "env": env,
             "limits": limits and limits.measured(),
             "report": dialogue,
+            "stays": stays,
         }
         ours, theirs = _pipes()
         most_bytes = limits.output_bytes if limits else _UNASKED_BYTES
@@ -331,8 +389,9 @@ class Sandbox:
                 process.on_started()
             case {"renewed": fields}, Process() as process:
                 process.on_renewed(Usage(**fields))
-            case {"exit": fields, "limited": limited}, Process() as process:
-                process.on_end(Exit.of(**fields), limited=limited)
+            case {"exit": fields, "limited": limited, "waits": waits}, Process() as process:
+                process.on_end(Exit.of(**fields), limited=limited, waits=waits)
+                self._outputs = process.outputs
             case {"refused": text}, Process(ended=False) as process:
                 process.on_end(SandboxError(text))
             case {"refused": text}, _:

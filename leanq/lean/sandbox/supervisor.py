@@ -23,18 +23,21 @@ It runs in an isolated Python, without the rest of the package. Messages are JSO
 
     worker → inner   {"folders", "readable", "hidden", "nice", "namespaces",
                       "cgroup"}   once
-                     {"start": {"argv", "env", "limits", "report"}}
+                     {"start": {"argv", "env", "limits", "report", "stays"}}
                          with the program's standard input, output and error as descriptors
-                     {"limit": limits}, {"renew": limits, "is_told"}, {"stop": reason}
+                     {"further": {"argv", "text", "limits"}} for a fork that waits
+                     {"limit": limits, "stays"}, {"renew": limits, "is_told"}, {"stop": reason}
     inner → worker   {"isolation": [...], "scratch": path}, {"started": true} where a report is
                      wanted, {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
-                     {"exit": {the arguments of Exit.of}, "limited": if it ever was}
+                     {"exit": {the arguments of Exit.of}, "limited": if it ever was,
+                         "waits": whether its process can go on with a further text}
                          the first two of a program with its scratch folder as a descriptor,
                          where that is in memory
 
 Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes"}. They are null for a
 program that is to wait for its input. Until limits come it is neither limited nor looked at, so
-that waiting costs nothing. Each message wakes a process that has lost its caches, so few are sent.
+that waiting costs nothing. ``stays`` says whether a fork may wait behind its text for a further
+one. Each message wakes a process that has lost its caches, so few are sent.
 """
 
 from __future__ import annotations
@@ -47,11 +50,11 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.cgroup import Cgroup
-from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
+from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, GoOn, Monitor, end_all, tell
 from leanq.lean.sandbox.scratch import Scratch, empty
 from leanq.lean.sandbox.usage import children
 from leanq.lean.sandbox.walls import Walls
@@ -82,7 +85,7 @@ def keep_programs(
     namespaces: Sequence[str],
     fatal: Sequence[int],
     *,
-    go_on: Callable[[Sequence[str], int], NoReturn] | None = None,
+    go_on: GoOn | None = None,
 ) -> int:
     """Takes the last steps inside, then keeps programs, as inner; returns its exit status."""
     base = hello["folders"][0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leanq.errors import SandboxError
-from leanq.lean.fork_server.proof import Key, memory_of
+from leanq.lean.fork_server.proof import SHARED, Key, memory_of
 from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.sandbox.sandbox import Sandbox
 
@@ -21,13 +21,16 @@ class EagerForkServer(ForkServer):
         self._tried: set[Key] = set()
         self._trying = asyncio.Lock()
 
-    async def take(self, key: Key, command: Sequence[str]) -> Sandbox | None:
+    async def take(
+        self, key: Key, command: Sequence[str], tenant: str | None = None
+    ) -> Sandbox | None:
         async with self._trying:
             if key not in self._tried:
                 self._tried.add(key)
                 memory_of(self._of, key).keep()
+                memory_of(self._of, key, SHARED).keep()
                 try:
                     await self.preload(key)
                 except (SandboxError, OSError):
                     return None
-        return await super().take(key, command)
+        return await super().take(key, command, tenant)

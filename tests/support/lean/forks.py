@@ -49,12 +49,13 @@ def was_forked(slot: Slot) -> bool:
 
 
 async def everything(lean: Lean, slot: Slot, text: str) -> RunBytes:
-    run = await lean.run(slot, text, SHORT)
+    run = await lean.run(slot, text, SHORT, tenant="everybody")
     return RunBytes.of(run.done, compiled_by(COMPILE, slot.left))
 
 
 async def compared(environment: Environment, texts: Sequence[str]) -> int:
-    """Returns how many of the texts came out of forks, each as from a Lean that starts anew."""
+    """Returns how many of the texts came out of forks, each as from a Lean that starts anew. Texts
+    with the same header share their forks."""
     headers: dict[str, list[str]] = {}
     for text in texts:
         whole = environment.header_for(text) + text

@@ -48,7 +48,9 @@ class Preloaded:
                 os.close(fd)
         self._pipe = os.pipe()
 
-    def go_on(self, _arguments: Sequence[str], reports: int | None = None) -> NoReturn:
+    def go_on(
+        self, _arguments: Sequence[str], reports: int | None = None, *, stays: bool = False
+    ) -> NoReturn:
         """Runs the program, which finds as ``kept`` the address of what the zygote has, and as
         ``reports`` the number of the socket for its reports."""
         with open(0, "rb", closefd=False) as stdin:
