@@ -32,7 +32,8 @@ These lists are about Lean's own library. :mod:`leanq.lean.audit.evaluators` fin
 which syntax of other libraries evaluates.
 
 `notation`, `infixl` and their like write fixed macros. They can change what a statement means; the
-reply to a check shows statements, and `verify` compares them.
+reply to a check shows statements, and `verify` compares them. An antiquotation in one is no part of
+a fixed macro: Lean evaluates the term behind its `$` (`_SPLICED`).
 """
 
 from __future__ import annotations
@@ -197,6 +198,8 @@ _OF_NUMBERS = re.compile(
 _NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
 _NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
+# An antiquotation: `$x`, `$(…)`, `$[…]*`. Behind the `$` that applies a function stands a blank.
+_SPLICED = re.compile(r"\$[^\s>)]")
 # With a comment before or behind it, a name may be one that is declared.
 _OTHER_TRUTH = re.compile(
     r"(?:def|abbrev|opaque|theorem|lemma|axiom|alias|constant|instance|class|structure|inductive"
@@ -283,6 +286,8 @@ def _hint(code: str, found: Evaluators) -> str | None:
             return match[0]
     if (leaf := _DOTTED_LEAF.search(code)) and _DOTTED_NODE.search(code):
         return leaf[0]
+    if (spliced := _SPLICED.search(code)) and _NOTATIONS.search(code):
+        return spliced[0]
     configured = _patterns(tuple(found.fields))[0].search(code)
     for syntax in found.words:
         if not is_reviewed(syntax) and all(each in code for each in symbols(syntax)):
@@ -309,6 +314,8 @@ def _in_bare(code: str, bare: BareText, found: Evaluators, *, is_watched: bool) 
             return match[0]
     if (leaf := _DOTTED_LEAF.search(bare.text)) and _DOTTED_NODE.search(bare.text):
         return leaf[0]
+    if (spliced := _SPLICED.search(bare.text)) and _NOTATIONS.search(bare.text):
+        return spliced[0]
     texts, fields = tuple(word.text for word in words), FIELDS.union(found.fields)
     for syntax, what in found.words.items():
         if uses(syntax, texts, fields, is_tactic=what.startswith("tactic ")):

@@ -160,6 +160,12 @@ RUNNING = [
     "def g := un h (.«node» .none k #[ .«ident» .none s n []])",
     "def g := un h (.mkCApp n #[])",
     "def g := un h (.setArgs (.missing) #[.mkNameLit n])",
+    # An antiquotation in a notation is evaluated.
+    'notation "x" => $(f 3)',
+    'notation3 "x" y => y + $$f',
+    'infixl:65 " + " => $«f»',
+    'prefix:max "x" => fun%$(f 3) y => y',
+    'local notation "x" => g $[$f]*',
 ]
 
 HONEST = [
@@ -175,6 +181,8 @@ HONEST = [
     "initialize_simps_projections A",
     'notation "x" => 1',
     "infixl:65 \" ++ \" => f",
+    'notation "x" => f $ 1 -- $x\nexample := (f <$> y) + (· <$>(z))',
+    "def f (x : Term) := `(g $x)",
     "example : x := by simp (config := { decide := true, maxSteps := 100 })",
     "example : x := by simp (maxSteps := 100) only [f]",
     "example : x := f (n := g)",
