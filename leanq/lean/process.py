@@ -207,7 +207,7 @@ class Lean:
         read = None
         if tenant is not None and load is None and not any(map(_ABILITY.match, options)):
             read = await self._read(code, limits, options, tenant, compile_=compile_)
-            if read is not None and not self._is_compared(read):
+            if read is not None and not (self.documents and self.documents.is_compared()):
                 return read
         try:
             run = await self._run(slot, code, limits, options, load, compile_, tenant)
@@ -246,16 +246,11 @@ class Lean:
         gave_up = self.forks is None or bool(self.forks.unavailable)
         return gave_up and self.documents is not None and not self.documents.unavailable
 
-    def _is_compared(self, read: Run) -> bool:
-        """Returns whether a Lean of its own says what the language server's said, too."""
-        assert self.documents is not None
-        return read.done.exit.stopped is None and self.documents.is_compared()
-
     async def _read(
         self, code: str, limits: Limits, options: Sequence[str], tenant: str, *, compile_: bool
     ) -> Run | None:
         """Has Lean's language server read a text where no fork serves it. Returns None if a Lean of
-        its own has to run: it could be accepted, or a budget of Lean's ended it."""
+        its own has to run: it could be accepted, or a budget ended it."""
         documents = self.documents
         if documents is None or not self.reads_documents:
             return None
@@ -268,9 +263,7 @@ class Lean:
         if found is None:
             return None
         done, printed = found
-        if _is_doubtful(done.exit):
-            return None
-        if done.exit.stopped is None and (printed.exhausted or (compile_ and not printed.failed)):
+        if printed.exhausted or (compile_ and not printed.failed):
             return None
         begun_s = max(0.0, time.monotonic() - asked_s - done.exit.wall_s)
         spent = Spent(begun_us=round(begun_s * 1e6), is_forked=True)
@@ -485,10 +478,9 @@ class Lean:
 
 def _is_doubtful(end: Exit) -> bool:
     """Returns whether a Lean that starts for the text alone has to run it again. A fork may have
-    died as a fork, or waited for a thread that no fork has; a process of others' texts may have
-    been stopped. One that worked, or waited for nothing but a processor, would cost as much
-    again. So has any end that earlier texts of a fork may have a part in; CPU time is a text's
-    own."""
+    died as a fork, or waited for a thread that no fork has. One that worked, or waited for nothing
+    but a processor, would cost as much again. So has any end that earlier texts of a fork may have
+    a part in; CPU time is a text's own."""
     if end.earlier and (end.stopped not in (None, "cpu", "killed") or end.code not in (0, 1, None)):
         return True
     if end.stopped == "wall":

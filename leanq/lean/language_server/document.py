@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -65,7 +65,6 @@ class Document:
     _header_bytes: int = 0
     _version: int = 0
     _asked: int = 0
-    _spent_s: float = 0.0
     _text: str = ""
     _frames: Frames = field(default_factory=lambda: Frames(_MOST_MESSAGE_BYTES))
     _born_s: float = field(default_factory=time.monotonic)
@@ -90,13 +89,13 @@ class Document:
         document = cls(sandbox, process)
         process.write(frame("initialize", {"processId": None, "capabilities": _CAPABILITIES}, 0))
         try:
-            done, printed = await document.read(header, _HEADER_LIMITS)
+            _, printed = await document.read(header, _HEADER_LIMITS)
         except BaseException:
             document.spoiled = True
             raise
-        if done.exit.stopped or printed.messages:
+        if printed.messages:
             document.spoiled = True
-            said = printed.messages[0].text if printed.messages else "it takes too long"
+            said = printed.messages[0].text
             raise LanguageServerError(f"its header cannot be imported: {said}")
         document.texts, document._header_bytes = 0, document.memory_bytes
         return document
@@ -116,8 +115,8 @@ class Document:
 
     async def read(self, text: str, limits: Limits) -> tuple[Finished, Printed]:
         """Has Lean read a text, and returns what it says, as of a Lean that ended. Raises
-        LanguageServerError if the process died or cannot be trusted: then it tells nothing of the
-        text. Raises SandboxError if the machine failed."""
+        LanguageServerError if the process died, met a limit or cannot be trusted: then it tells
+        nothing of the text. Raises SandboxError if the machine failed."""
         self.spoiled = True
         began_s = time.monotonic()
         idle = await self._renew(limits)
@@ -125,13 +124,10 @@ class Document:
             raise LanguageServerError("a text before left something running")
         self._text = text
         self.texts += 1
-        try:
+        diagnostics = await self._elaborate(text)
+        if len(diagnostics) > 1:
+            # Messages come as threads find them. Told once more, they come in Lean's order.
             diagnostics = await self._elaborate(text)
-            if len(diagnostics) > 1:
-                # Messages come as threads find them. Told once more, they come in Lean's order.
-                diagnostics = await self._elaborate(text)
-        except _EndedError as error:
-            return error.finished, await self._printed(error.diagnostics)
         used = await self._renew(_IDLE_LIMITS)
         self.memory_bytes = used.memory_bytes
         printed = await self._printed(diagnostics)
@@ -156,11 +152,8 @@ class Document:
         for line, column in places:
             asked = {"textDocument": {"uri": _URI}, "position": positions.units(line, column)}
             answer = None
-            try:
-                async for message in self._answer("$/lean/plainGoal", asked):
-                    answer = message
-            except _EndedError as error:
-                raise LanguageServerError(f"Lean ended: {error}") from None
+            async for message in self._answer("$/lean/plainGoal", asked):
+                answer = message
             try:
                 told = msgspec.json.decode(answer.result, type=_Goals | None) if answer else None
             except msgspec.MsgspecError as error:
@@ -180,14 +173,10 @@ class Document:
         told = Told(self._version)
         self._process.write(self._change(text, is_new=is_new))
         asked = {"uri": _URI, "version": self._version}
-        try:
-            async for message in self._answer("textDocument/waitForDiagnostics", asked):
-                told.take(message)
-                if told.errors >= _MOST_ERRORS:
-                    raise LanguageServerError("the text has more errors than Lean tells")
-        except _EndedError as error:
-            error.diagnostics = told.diagnostics
-            raise
+        async for message in self._answer("textDocument/waitForDiagnostics", asked):
+            told.take(message)
+            if told.errors >= _MOST_ERRORS:
+                raise LanguageServerError("the text has more errors than Lean tells")
         return told.diagnostics
 
     def _change(self, text: str, *, is_new: bool) -> bytes:
@@ -218,10 +207,7 @@ class Document:
                     return
                 yield message
         exit_ = await self._process.wait()
-        if exit_.stopped not in ("cpu", "wall"):
-            raise LanguageServerError(f"Lean's language server has ended: {exit_}")
-        own = replace(exit_, cpu_s=exit_.cpu_s - self._spent_s)
-        raise _EndedError(Finished(own, b"", self._process.stderr_tail))
+        raise LanguageServerError(f"Lean's language server has ended: {exit_}")
 
     async def _printed(self, diagnostics: Sequence[Diagnostic]) -> Printed:
         text = self._text
@@ -234,22 +220,11 @@ class Document:
     async def _renew(self, limits: Limits) -> Usage:
         """Sets new limits, and returns the usage since those before."""
         try:
-            used = await self._process.renew(limits)
+            return await self._process.renew(limits)
         except SandboxError as error:
             raise LanguageServerError(f"Lean's language server has ended: {error}") from None
-        self._spent_s += used.cpu_s
-        return used
 
 
 def _step() -> int:
     """Returns how much larger the next number is. No text can print an answer for a later one."""
     return 1 + secrets.randbelow(_MOST_STEP)
-
-
-class _EndedError(Exception):
-    """The text alone has spent its budget of time, and the process is gone."""
-
-    def __init__(self, finished: Finished) -> None:
-        super().__init__(str(finished.exit))
-        self.finished = finished
-        self.diagnostics: Sequence[Diagnostic] = ()

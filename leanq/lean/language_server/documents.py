@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,14 +90,14 @@ class Documents:
 
     async def read(self, key: Key, text: str, limits: Limits) -> tuple[Finished, Printed] | None:
         """Returns what Lean says of a text with this header; None if a Lean of its own has to say
-        it. A text that spent its budget of time has spent it alone, and ended the process."""
+        it, as where the text takes more than half of its time here."""
         if not self._is_wanted(key) or await self._runs_programs(text):
             return None
         async with self.lend(key) as document:
             if document is None:
                 return None
             try:
-                done, printed = await document.read(text, limits)
+                done, printed = await document.read(text, _half(limits))
             except LanguageServerError as error:
                 log.info("a Lean of its own reads a text: %s", error)
                 count("leanq_language_server_total", "refused")
@@ -123,8 +123,6 @@ class Documents:
                     self.unavailable or "Lean's language server does not serve the text's header"
                 )
             done, _ = await document.read(text, limits)
-            if done.exit.stopped:
-                raise LanguageServerError(f"reading the text met a limit ({done.exit.stopped})")
             goals, cpu_s = await document.goals(places, limits, MAX_GOALS_BYTES)
             # Nothing that programs left behind may meet another text.
             document.spoiled = programs
@@ -236,3 +234,9 @@ class Documents:
         task = asyncio.create_task(document.sandbox.close())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _half(limits: Limits) -> Limits:
+    """Returns the limits of a text that a Lean of its own may have to read as well. The language
+    server takes up to twice as long as ``lean``, so its limits must not decide."""
+    return replace(limits, cpu_s=limits.cpu_s / 2, wall_s=limits.wall_s / 2)

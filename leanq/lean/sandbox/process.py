@@ -134,10 +134,6 @@ class Process:
     def ended(self) -> bool:
         return self._exit.done()
 
-    @property
-    def stderr_tail(self) -> bytes:
-        return bytes(self._stderr[-_TAIL_BYTES:])
-
     def write(self, data: bytes) -> None:
         """Sends ``data`` to its standard input. Unread data is lost with it."""
         self._unwritten += data

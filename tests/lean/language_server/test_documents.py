@@ -196,6 +196,27 @@ async def test_what_an_earlier_text_has_printed_answers_for_no_later_one(site: S
     assert read() - before == 3
 
 
+# It takes for ever over each text behind the header.
+SPINS = """
+import os, subprocess, sys
+if "--worker" not in sys.argv:
+    sys.exit(subprocess.call(sys.argv[1:]))
+lean = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+while told := os.read(0, 1 << 16):
+    while b"didChange" in told:
+        pass
+    lean.stdin.write(told)
+    lean.stdin.flush()
+"""
+
+
+async def test_a_text_that_takes_too_long_there_is_read_by_a_lean_of_its_own(site: Site) -> None:
+    driver = await site.driver(
+        site.behind(sys.executable, "-c", SPINS), forks=None, documents=ALWAYS
+    )
+    assert (await driver.run(check(RIGHT, timeout_s=4.0))).verdict == "accepted"
+
+
 # It prints messages, and no end of them.
 FLOODS = """
 import subprocess, sys
