@@ -62,7 +62,7 @@ _KEYWORDS = (
     r"(?:declare|register|builtin)_[A-Za-z_?!]+|add_aesop_rules|binder_predicate|grind_propagator",
     r"set_(?:library_suggestions|premise_selector)|(?:show|with)_panel_widgets|docs_to_verso",
     r"postprocess_traces|(?:derive|ensure)_eval_[a-z_]+|def_eval_config_item",
-    r"include_str|idbg",
+    r"include_str|idbg|aux_def",
     r"unsafe",
     r"plausible|slim_check",
     # Evaluation that the kernel takes on trust.
@@ -70,7 +70,7 @@ _KEYWORDS = (
 )
 _NAMES = (
     # Constants that Lean evaluates: for a missing argument, and of a notation.
-    r"_?autoParam|_auto_\d+",
+    r"_?autoParam|_auto_\d+|_aux_[\w'!?]*",
     # Evaluation that the kernel takes on trust.
     r"reduceBool|reduceNat|ofReduceBool|ofReduceNat|trustCompiler",
 )
@@ -86,7 +86,7 @@ _TYPES = r"\w*(?:Syntax|ParserDescr)"
 _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
     "binder_predicate grind_propagator set_library set_premise panel_widgets docs_to_verso "
-    "idbg _traces _eval_ unsafe plausible slim_check autoParam _auto_ Syntax ParserDescr "
+    "idbg aux_ _traces _eval_ unsafe plausible slim_check autoParam _auto_ Syntax ParserDescr "
     "extern implemented_by csimp native "
     "educeBool educeNat trustCompiler _parser expander formatter parenthesizer cpass "
     "derive_handler widget_module"

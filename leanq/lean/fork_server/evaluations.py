@@ -12,8 +12,9 @@ The socket's other end is the supervisor's, so what was sent can be neither read
 (A pipe could be opened again by its number in /proc, and emptied.)
 
 Two facts are reported, with the first constant of each: that Lean evaluates one of the text's own,
-and that one is a *free value*. It takes no argument, so Lean may ask for it by itself, as for the
-tactic of a missing argument; and it is more than the data that notations and configurations are.
+and that one is *free*. That is a function, unless it is the macro of a notation; or a value that is
+more than the data of notations and configurations. Lean may ask for a value by itself, as for the
+tactic of a missing argument.
 
 This is for x86-64 and for Lean 4.35, whose interpreter was read for it.
 """
@@ -59,7 +60,7 @@ _CALLED = re.compile(
     r"Lean\.Name\.(?:mkStr[1-8]?|mkNum|(?:str|num)\._override)|String\.toRawSubstring'?"
     r"|instOfNatNat|instMonadExceptOfMonadExceptOf|ReaderT\.inst(?:MonadExceptOf|Monad)"
     r"|ReaderT\.instApplicativeOfMonad|EStateM\.(?:nonBacktrackable|instMonad)"
-    r"|EStateM\.instMonadExceptOfOfBacktrackable"
+    r"|EStateM\.instMonadExceptOfOfBacktrackable|Array\.mkArray0"
 )
 # This one gives what the monad says, and another monad could be made for it that gives syntax.
 _PLACE_OF_A_MACRO, _OF_MACROS = "Lean.MonadRef.mkInfoFromRefPos", "Lean.Macro.instMonadRefMacroM"
@@ -68,6 +69,8 @@ _PLACE_OF_A_MACRO, _OF_MACROS = "Lean.MonadRef.mkInfoFromRefPos", "Lean.Macro.in
 # Lean's names for the tactic in `(h : p := by …)`, of an argument or a structure's field. A text
 # that gives one to another constant has to write it, and its words are looked at.
 _OF_A_BINDER = re.compile(r"(?:^|\.)(?:_auto_\d+|_autoParam)(?:\._closed_\d+)*\Z")
+# Its names for what a notation makes. They count as words, too.
+_OF_A_NOTATION = re.compile(r"(?:^|\.)_aux_")
 
 
 class UnwatchedError(Exception):
@@ -135,7 +138,7 @@ class Evaluations:
         if found != _NONE:
             # Where Lean does not import one of those that data may call, it is no part of Lean.
             is_free = _is_trusted(spelled) or (
-                not _OF_A_BINDER.search(spelled) and _is_free(_field(found, 0))
+                not _OF_A_BINDER.search(spelled) and _is_free(_field(found, 0), spelled)
             )
             self._report(FREE if is_free else EVALUATED, spelled)
         return found
@@ -151,10 +154,10 @@ class Evaluations:
         self._told.add(fact)
 
 
-def _is_free(declaration: int) -> bool:
-    """Returns whether Lean can ask for its value by itself, and the value is no plain data."""
+def _is_free(declaration: int, name: str) -> bool:
+    """Returns whether it is a function, but none of a notation's; or a value, but no plain data."""
     if _tag(declaration) == _WITH_CODE and _size(_field(declaration, _PARAMETERS)):
-        return False
+        return not _OF_A_NOTATION.search(name)
     return _tag(declaration) != _WITH_CODE or not _is_data(_field(declaration, _BODY))
 
 

@@ -160,6 +160,9 @@ RUNNING = [
     "def g := un h (.«node» .none k #[ .«ident» .none s n []])",
     "def g := un h (.mkCApp n #[])",
     "def g := un h (.setArgs (.missing) #[.mkNameLit n])",
+    # Names of what a notation makes.
+    "aux_def macroRules x : Nat → Nat := f",
+    "def A.«_aux_x» := f",
     # An antiquotation in a notation is evaluated.
     'notation "x" => $(f 3)',
     'notation3 "x" y => y + $$f',
@@ -183,6 +186,7 @@ HONEST = [
     "infixl:65 \" ++ \" => f",
     'notation "x" => f $ 1 -- $x\nexample := (f <$> y) + (· <$>(z))',
     "def f (x : Term) := `(g $x)",
+    "theorem t_aux_1 : p := t_aux",
     "example : x := by simp (config := { decide := true, maxSteps := 100 })",
     "example : x := by simp (maxSteps := 100) only [f]",
     "example : x := f (n := g)",

@@ -35,6 +35,10 @@ TEXTS = {
     'syntax "another" : term': Evaluated("termAnother"),
     'syntax (name := mine) "another" : term\n'
     '@[macro mine, extern "x"] opaque f : Lean.Macro := fun _ _ _ => .none': Evaluated("mine", "f"),
+    'syntax (name := mine) "another" : term\n'
+    "@[macro mine] def f : Lean.Macro := fun _ _ _ => .none": Evaluated("mine", "f"),
+    'syntax (name := mine) "another" : term\n'
+    "@[macro mine] def _aux_f : Lean.Macro := fun _ _ _ => .none": Evaluated("mine"),
     f"{SYNTAX}def mine : Lean.Syntax := .missing{ASKED}": Evaluated("mine", "mine"),
     f'{SYNTAX}def other : Lean.Syntax := .atom .none "x"\ndef mine := other{ASKED}': Evaluated(
         "mine", "other"
