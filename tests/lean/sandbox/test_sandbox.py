@@ -346,11 +346,11 @@ async def test_a_dialogue(sandbox: Sandbox) -> None:
         while not answer.endswith(b"\n"):
             answer += await process.read(4)
         assert answer == b"heard " + word
-    assert process.stderr_tail == b"error of one\nerror of two\n"
     process.write_eof()
     assert await process.read() == b""
     exit_ = await process.wait()
     assert (exit_.code, process.ended) == (0, True)
+    assert (await process.finished()).stderr == b"error of one\nerror of two\n"
     assert await process.kill() == exit_
 
 
@@ -358,9 +358,10 @@ async def test_a_tail_of_standard_error_is_no_output(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30, output_bytes=1000)
     code = "import sys; sys.stderr.write('x' * 500_000 + 'end')"
     process = await sandbox.start(python(code), env={}, limits=limits)
-    assert (await process.wait()).stopped is None
-    assert len(process.stderr_tail) == 1 << 16
-    assert process.stderr_tail.endswith(b"xend")
+    finished = await process.finished()
+    assert finished.exit.stopped is None
+    assert len(finished.stderr) == 1 << 16
+    assert finished.stderr.endswith(b"xend")
 
 
 SPENDS = """
