@@ -110,7 +110,8 @@ _DOTTED_LEAF = re.compile(
 )
 # Words that end in a sign, or begin with one: nothing makes another word of them.
 _SIGNS = re.compile(
-    r"\#(?:eval|guard|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
+    # `#guard_msgs` is a word of its own wherever `#guard` is one, and runs nothing.
+    r"\#(?:eval|guard(?!_msgs)|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
     r"|\+\s*native|native\s*:="
 )
 # Options by which Lean itself starts a program or writes a file.
