@@ -13,7 +13,7 @@ from leanq.client import LeanQClient
 from leanq.lean.environment import Environment
 from leanq.queue.settings import Settings
 
-CHECKS = 600
+CHECKS = 3000
 
 
 @pytest.fixture

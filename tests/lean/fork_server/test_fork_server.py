@@ -445,8 +445,8 @@ async def test_a_proof_is_remembered(
         assert not lean.forks.pids()
         assert not list(tmp_path.rglob("*.passed"))
         await forked_once(lean, HEADER + PROOF)
-    # One is of this machine, and one of the header.
-    assert len(list(tmp_path.rglob("*.passed"))) == 2
+    # They are of this machine, of the header, and of its forks that serve several texts.
+    assert len(list(tmp_path.rglob("*.passed"))) == 3
     monkeypatch.setattr(pass_memory, "_passed", set())  # as in another process
     passed: list[pass_memory.PassMemory] = []
     monkeypatch.setattr(pass_memory.PassMemory, "keep", lambda memory: passed.append(memory))
@@ -454,7 +454,7 @@ async def test_a_proof_is_remembered(
         await forked_once(lean, HEADER + PROOF)
         assert not passed
         await forked_once(lean, "module\nprelude\n")
-        assert len(passed) == 1  # the header's alone
+        assert len(passed) == 2  # the header's alone: of its forks, and of those that several share
 
 
 def talkative(site: Site, about: str = "") -> Environment:
@@ -468,7 +468,7 @@ async def test_a_share_of_texts_is_run_both_ways_and_a_difference_ends_it(site: 
     environment = talkative(site)
     memory = memory_of(environment, HEADER)
     memory.keep()
-    driver = await site.driver(environment, forks=replace(RULES, compare_every=1))
+    driver = await site.driver(environment, forks=replace(RULES, compare_every=1, shares=False))
 
     async def is_given_up() -> bool:
         assert (await driver.run(Request("check", code=PROOF))).verdict == "accepted"
