@@ -240,7 +240,7 @@ def _compare(
         seen.compared += 1
         how = difference(lean.messages, reply)
         if lean.verdict != reply.verdict:
-            ours = [each.text for each in reply.messages if each.text.startswith("leanq: ")]
+            ours = [each.text for each in reply.messages if each.is_ours]
             how = (ours or [how])[-1]
         if how or lean.verdict != reply.verdict:
             seen.differing += 1

@@ -104,17 +104,13 @@ def _lacks_a_library(reply: Reply) -> bool:
 
 def _said(reply: Reply) -> str:
     """Returns leanq's last words on a reply."""
-    ours = (m.text.removeprefix("leanq: ") for m in reversed(reply.messages) if _is_ours(m))
+    ours = (m.text.removeprefix("leanq: ") for m in reversed(reply.messages) if m.is_ours)
     return next(ours, _ENDED.get(reply.verdict, "there is no further message"))
-
-
-def _is_ours(message: Message) -> bool:
-    return message.text.startswith("leanq: ")
 
 
 def _somewhere(reply: Reply) -> Sorry:
     """Returns a sorry that leanq cannot place: at Lean's warning, or at the text's beginning."""
-    warnings = (m for m in reply.messages if m.severity == "warning" and not _is_ours(m))
+    warnings = (m for m in reply.messages if m.severity == "warning" and not m.is_ours)
     at = next(warnings, Message("warning", 1, 0, ""))
     return Sorry(at.line, at.column, end_line=at.end_line, end_column=at.end_column)
 

@@ -88,9 +88,8 @@ class Environment:
 
     def __str__(self) -> str:
         told = f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
-        return (
-            f"{told}, with {', '.join(lean_options.shown(self.options))}" if self.options else told
-        )
+        options = ", ".join(lean_options.shown(self.options))
+        return f"{told}, with {options}" if options else told
 
     def process_env(self) -> dict[str, str]:
         """Returns all environment variables of a Lean process, except the caller's HOME and TMPDIR.

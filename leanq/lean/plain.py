@@ -13,9 +13,6 @@ from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.queue.requests import Message, Reply, Verdict
 
-OURS = "leanq: "
-"""What begins the text of a message that Lean did not print."""
-
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -32,10 +29,7 @@ class Said:
 
 
 class PlainLean:
-    """Starts Lean anew for each text, in a sandbox, with the options of an environment.
-
-    An asynchronous context manager; :func:`plain_lean` opens one.
-    """
+    """Starts Lean anew for each text, in one of the sandboxes, with an environment's options."""
 
     def __init__(self, environment: Environment, sandboxes: Sequence[Sandbox]) -> None:
         self._environment = environment
@@ -79,7 +73,7 @@ async def plain_lean(environment: Environment, slots: int) -> AsyncIterator[Plai
 
 def difference(expected: Sequence[Message], reply: Reply) -> str:
     """Returns the first difference between Lean's messages and those of a reply; "" for none."""
-    said = [each for each in reply.messages if not each.text.startswith(OURS)]
+    said = [each for each in reply.messages if not each.is_ours]
     pairs = zip_longest(expected, said)
     first = next((f"Lean {one}, leanq {other}" for one, other in pairs if one != other), "")
     is_moved = bool(first) and sorted(expected, key=str) == sorted(said, key=str)

@@ -119,7 +119,7 @@ class _BatchWarning:
 def _last_of_ours(reply: Reply) -> str:
     """Returns leanq's own first message on it, or else the first line of the first message."""
     texts = [message.text for message in reply.messages]
-    ours = [text for text in texts if text.startswith("leanq: ")]
+    ours = [message.text for message in reply.messages if message.is_ours]
     return (ours or texts or [""])[0].partition("\n")[0].removeprefix("leanq: ")
 
 

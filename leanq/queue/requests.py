@@ -279,6 +279,11 @@ class Message(Struct, frozen=True, array_like=True):
     end_line: int | None = None
     end_column: int | None = None
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether leanq added it, so that Lean did not print it."""
+        return self.text.startswith("leanq: ")
+
 
 class Sorry(Struct, frozen=True, array_like=True):
     """An open goal: its place, the goal as Lean prints it, and its state's id.

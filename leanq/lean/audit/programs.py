@@ -285,10 +285,8 @@ def _hint(code: str, found: Evaluators) -> str | None:
     for pattern in (*patterns, _OPTIONS, _SIGNS):
         if match := pattern.search(code):
             return match[0]
-    if (leaf := _DOTTED_LEAF.search(code)) and _DOTTED_NODE.search(code):
-        return leaf[0]
-    if (spliced := _SPLICED.search(code)) and _NOTATIONS.search(code):
-        return spliced[0]
+    if both := _beside(code):
+        return both
     configured = _patterns(tuple(found.fields))[0].search(code)
     for syntax in found.words:
         if not is_reviewed(syntax) and all(each in code for each in symbols(syntax)):
@@ -298,6 +296,14 @@ def _hint(code: str, found: Evaluators) -> str | None:
         or _attribute(code, found.attributes, is_bare=False)
         or (configured[0] if configured else _rule(code))
     )
+
+
+def _beside(code: str) -> str | None:
+    """Returns a word that lets a text run programs only where another one stands, too."""
+    for word, other in ((_DOTTED_LEAF, _DOTTED_NODE), (_SPLICED, _NOTATIONS)):
+        if (match := word.search(code)) and other.search(code):
+            return match[0]
+    return None
 
 
 def _in_bare(code: str, bare: BareText, found: Evaluators, *, is_watched: bool) -> str | None:
@@ -313,10 +319,8 @@ def _in_bare(code: str, bare: BareText, found: Evaluators, *, is_watched: bool) 
     for pattern in (_SIGNS, _MAKES_SYNTAX) if names_lean else (_SIGNS,):
         if match := pattern.search(bare.text):
             return match[0]
-    if (leaf := _DOTTED_LEAF.search(bare.text)) and _DOTTED_NODE.search(bare.text):
-        return leaf[0]
-    if (spliced := _SPLICED.search(bare.text)) and _NOTATIONS.search(bare.text):
-        return spliced[0]
+    if both := _beside(bare.text):
+        return both
     texts, fields = tuple(word.text for word in words), FIELDS.union(found.fields)
     for syntax, what in found.words.items():
         if uses(syntax, texts, fields, is_tactic=what.startswith("tactic ")):

@@ -46,10 +46,10 @@ class Move:
             for message in messages
             if not draft.is_trial(message)
             and draft.level(message) is None
-            and (message.severity == "error" or message.text.startswith("leanq: "))
+            and (message.severity == "error" or message.is_ours)
         ]
         if any(message.severity == "error" for message in told):
-            elsewhere = [message for message in elsewhere if message.text.startswith("leanq: ")]
+            elsewhere = [message for message in elsewhere if message.is_ours]
         return (*told, *elsewhere)
 
     def closed(self, draft: Draft, checked: Reply, *, is_whole: bool) -> Reply:
