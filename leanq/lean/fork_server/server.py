@@ -209,7 +209,9 @@ class ForkServer:
                 return False
             self._expect(key)
         if (making := self._preloaded[key].making) is not None:
-            await asyncio.shield(making)
+            await asyncio.wait([making])
+            if not making.cancelled():  # or it was dropped, which is no fault of this text
+                making.result()
         found = self._preloaded.get(key)
         return found is not None and found.zygote is not None and found.zygote.alive
 

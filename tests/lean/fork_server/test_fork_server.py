@@ -298,6 +298,19 @@ async def test_headers_are_preloaded_one_at_a_time(core: Environment) -> None:
         await forks.close()
 
 
+async def test_a_text_that_waits_for_its_header_outlives_the_fork_server(
+    core: Environment,
+) -> None:
+    forks = ForkServer(core, RULES)
+    try:
+        waits = asyncio.create_task(forks.is_ready(proved_headers(core, 1)[0]))
+        assert not (await asyncio.wait({waits}, timeout=0.01))[0]
+        await forks.give_up("another header differs")
+        assert not await asyncio.wait_for(waits, 60.0)
+    finally:
+        await forks.close()
+
+
 async def serves(forks: ForkServer, key: Key) -> bool:
     command = forks.environment.command(COMPILE)
     sandbox = await forks.take(key, command)
