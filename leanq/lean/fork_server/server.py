@@ -172,7 +172,7 @@ class ForkServer:
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] >= self.rules.preload_after and not self._making:
-                self._expect(key)
+                self.expect(key)
             return None
         if found.zygote is None or not found.zygote.alive:
             return None
@@ -204,10 +204,9 @@ class ForkServer:
 
     async def is_ready(self, key: Key) -> bool:
         """Has a header preloaded, if need be; returns whether it is."""
+        self.expect(key)
         if key not in self._preloaded:
-            if self._seen.get(key, 0) < 0:
-                return False
-            self._expect(key)
+            return False
         if (making := self._preloaded[key].making) is not None:
             await asyncio.wait([making])
             if not making.cancelled():  # or it was dropped, which is no fault of this text
@@ -268,6 +267,23 @@ class ForkServer:
             self._preloaded.pop(key, None)
             raise
 
+    def held_bytes(self) -> dict[Key, int]:
+        """Returns the memory of each header that is preloaded; the one used least recently comes
+        first."""
+        return {
+            key: found.zygote.memory_bytes
+            for key, found in self._preloaded.items()
+            if found.zygote is not None
+        }
+
+    async def evict(self, key: Key) -> bool:
+        """Ends a header's processes if no text is behind it; returns whether they have ended."""
+        found = self._preloaded.get(key)
+        if found is None or found.zygote is None or found.taken or found.lent:
+            return False
+        await self._drop(key)
+        return True
+
     async def close(self) -> None:
         """Ends everything, except taken sandboxes, which end when they come back."""
         self._closed = True
@@ -278,7 +294,11 @@ class ForkServer:
         for key in list(self._preloaded):
             await self._drop(key)
 
-    def _expect(self, key: Key) -> None:
+    def expect(self, key: Key) -> None:
+        """Begins to preload a header in the background, unless it is preloaded or cannot be."""
+        refused = self._seen.get(key, 0) < 0
+        if refused or key in self._preloaded or self.unavailable or self._closed:
+            return
         found = self._preloaded[key] = _Preloaded()
         found.making = asyncio.create_task(self._make(key, found))
         self._making.add(found.making)
@@ -364,13 +384,11 @@ class ForkServer:
             self.unshared = why
 
     async def _make_room(self, newest: Key) -> None:
-        for key in list(self._preloaded):
-            held = sum(f.zygote.memory_bytes for f in self._preloaded.values() if f.zygote)
+        for key in self.held_bytes():
+            held = sum(self.held_bytes().values())
             if held <= self.rules.memory_bytes or key == newest:
                 return
-            found = self._preloaded.get(key)
-            if found is not None and not found.taken and not found.lent:
-                await self._drop(key)
+            await self.evict(key)
 
     async def _drop(self, key: Key) -> None:
         found = self._preloaded.pop(key, None)
