@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -49,7 +50,11 @@ def printed(command: str) -> dict[str, float]:
 def main() -> None:
     """Exits with 1 if a figure has moved."""
     moved = False
+    has_library = bool(os.environ.get("LEANQ_LEAN"))
     for each in figures((_ROOT / "README.md").read_text()):
+        if each.command.startswith("bench/users.py") and not has_library:
+            print(f"SKIPPED {each.title}: set LEANQ_LEAN to the lean of a full library")
+            continue
         now = printed(each.command)[each.key]
         has_moved = not 1 / _MOVED <= now / each.seen <= _MOVED
         moved = moved or has_moved
