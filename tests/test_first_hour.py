@@ -109,7 +109,7 @@ async def test_a_newcomer_gets_through_the_page(reader: Reader) -> None:
                 printed = reader.run(text)
                 steps += 1
             case "text":
-                assert re.fullmatch(pattern(text.strip()), printed.strip()), printed
+                assert re.fullmatch(pattern(text.strip()), printed.strip(), re.DOTALL), printed
             case "console":
                 # Installing is what `make demo` does in an environment of its own.
                 assert "pip install" in text
