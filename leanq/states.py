@@ -23,6 +23,7 @@ from typing import Protocol, cast
 from cachetools import TTLCache
 
 from leanq.errors import QueueFullError
+from leanq.queue.headers import LEAST_TEXTS, MOST_PRELOADED, HeadersUsed
 from leanq.queue.shard import Shard
 
 CHUNK_BYTES = 4 << 20
@@ -110,6 +111,14 @@ class States(Protocol):
         Many callers call it often. A round over everything is followed by an hour's rest.
         """
 
+    def note_header(self, fingerprint: str, tenant: str, header: str) -> None:
+        """Notes that a text of a tenant was served, whose header is that."""
+        return
+
+    async def hot_headers(self, fingerprint: str) -> list[str]:
+        """Returns the headers that texts of all workers have, in the order to preload them."""
+        return []
+
 
 def parent_of(record: bytes) -> bytes | None:
     """Returns the 32 bytes of the parent's id, None for a root; raises ValueError if malformed."""
@@ -125,6 +134,7 @@ class RedisStates:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.counts: Counter[str] = Counter()
+        self.headers = HeadersUsed()
         self._shards = shards
         settings = shards[0].settings
         # Use of states counts by the hour; the hour that has begun is not over.
@@ -229,6 +239,15 @@ class RedisStates:
 
     async def drop_snapshot(self, key: str) -> None:
         await self._make_room(self._home_of_key(key), key, 0, [])
+
+    def note_header(self, fingerprint: str, tenant: str, header: str) -> None:
+        self.headers.add(fingerprint, tenant, header)
+
+    async def hot_headers(self, fingerprint: str) -> list[str]:
+        found = await self._shards[0].run(
+            "hot_headers", fingerprint=fingerprint, most=MOST_PRELOADED, least=LEAST_TEXTS
+        )
+        return [text.decode() for text in found]
 
     async def collect(self) -> int:
         return sum(await asyncio.gather(*map(self._collect, self._shards)))

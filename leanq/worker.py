@@ -114,11 +114,13 @@ class Worker:
             info["job"] = job
         shards = shards or Shard.each(settings)
         self._shards, self._shard = shards, shards[0]
+        self._states = RedisStates(shards)
         self.consumers = [
-            Consumer(self.id, shard, self.drivers, self.slot_pool, info, timings)
+            Consumer(
+                self.id, shard, self.drivers, self.slot_pool, info, timings, self._states.headers
+            )
             for shard in shards
         ]
-        self._states = RedisStates(shards)
         self._collect_every_s = settings.lease_s
         # When to give up the requests that still run, and the timeout that does so.
         self._stop_at_s: float | None = None

@@ -25,6 +25,7 @@ from leanq.consumer.membership import Membership
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
+from leanq.queue.headers import HeadersUsed
 from leanq.queue.results import Claimed, Renewed, Settlement, Stop, Times
 from leanq.queue.shard import Shard, backoff_s, new_token
 from leanq.queue.worker_queue import WorkerQueue, reap
@@ -73,6 +74,7 @@ class Consumer:
         slot_pool: SlotPool,
         info: Mapping[str, object],
         timings: WorkerTimings,
+        headers: HeadersUsed,
     ) -> None:
         self._worker = worker
         self._shard = shard
@@ -81,6 +83,7 @@ class Consumer:
         self._slot_pool = slot_pool
         self.membership = Membership(worker, self._queue, drivers, info)
         self._timings = timings
+        self._headers = headers
         self.state = ClaimState()
         ahead_s = timings.claimed_ahead_wait_s
         self.requests = HeldRequests(
@@ -256,10 +259,17 @@ class Consumer:
         self._slot_pool.emptying = False
 
     async def _heartbeat(self, environments: Collection[str]) -> Renewed:
-        """Renews the lease, and reports how long results took and what runs cost."""
+        """Renews the lease, and reports how long results took, what runs cost, and which headers
+        they had. The latter are counted in the first shard, and may be lost with a call."""
         times, used = self._times.copy(), self.requests.used.copy()
+        headers = self._headers.take() if self._shard.keys.shard == 0 else ()
         renewed = await self._queue.renew(
-            self._worker, environments, idle_factor=self.idle_factor, times=times, used=used
+            self._worker,
+            environments,
+            idle_factor=self.idle_factor,
+            times=times,
+            used=used,
+            headers=headers,
         )
         self._times -= times
         self.requests.used -= used

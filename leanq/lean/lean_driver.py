@@ -28,7 +28,7 @@ from leanq.lean.builds import UNREADABLE
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up, noted
 from leanq.lean.environment import Environment, cache_folder
-from leanq.lean.fork_server.server import ForkRules, ForkServer
+from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header
 from leanq.lean.language_server.documents import DocumentRules, Documents
 from leanq.lean.lean_options import shown
 from leanq.lean.prefixes import Prefixes, PrefixRules
@@ -135,6 +135,7 @@ class LeanDriver:
         self._watch = Watch()
         self._watched: Opened | None = None
         self._rng = random.Random()
+        self._preloading: asyncio.Task[None] | None = None
 
     @property
     def about(self) -> Mapping[str, object]:
@@ -172,6 +173,31 @@ class LeanDriver:
         # Its self-test takes as long, and does not wait for this.
         self.opened.auditor.judges.open()
         await self.opened.lean.open()
+        self._preloading = asyncio.create_task(self._preload())
+
+    async def _preload(self) -> None:
+        """Preloads the headers that the fleet's texts have, the most used first. Texts are served
+        meanwhile."""
+        lean = self.opened.lean
+        environment, forks = lean.environment, lean.forks
+        if forks is None:
+            return
+        headers = await self._until_available(
+            lambda: self._states.hot_headers(environment.fingerprint)
+        )
+        for header in headers:
+            # Another release may have kept what this one would not import.
+            if forkable_header(environment, header) == header:
+                await forks.is_ready(header)
+
+    def _note_header(self, request: Request, code: str, reply: Reply) -> None:
+        """Tells the fleet which header a text had that Lean has answered."""
+        lean = self.opened.lean
+        serves = lean.forks is not None and not lean.forks.unavailable
+        if serves and reply.verdict in LEAN_VERDICTS:
+            header = forkable_header(lean.environment, code)
+            if header is not None:
+                self._states.note_header(lean.environment.fingerprint, request.tenant, header)
 
     async def prove(self) -> None:
         """Raises WorkerError if Lean, or its environment, is broken on this machine."""
@@ -180,6 +206,9 @@ class LeanDriver:
 
     async def close(self) -> None:
         self._watch.close()
+        if self._preloading is not None:
+            self._preloading.cancel()
+            await asyncio.gather(self._preloading, return_exceptions=True)
         await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
@@ -281,6 +310,7 @@ class LeanDriver:
     async def _check(self, request: Request) -> Reply:
         opened = self.opened
         reply = await check(opened.lean, opened.auditor, request, request.code)
+        self._note_header(request, request.code, reply)
         reply = await self._with_goals(reply, request)
         if reply.verdict != "incomplete":
             return reply
@@ -310,6 +340,7 @@ class LeanDriver:
         opened = self.opened
         target = await opened.targets.of_request(request)
         reply = await check(opened.lean, opened.auditor, request, request.code, target=target)
+        self._note_header(request, request.code, reply)
         return await self._with_goals(reply, request)
 
     async def _step(self, request: Request) -> Reply:
@@ -327,6 +358,7 @@ class LeanDriver:
             # Its source does not compile any more.
             reply = Reply(error=str(error))
             return await self._of_library(split_header(code).text, reply, may_lack=True)
+        self._note_header(request, code, reply)
         return await self._of_imports(code, reply) if _may_be_of_imports(code, reply) else reply
 
     async def _export(self, request: Request) -> Reply:

@@ -12,6 +12,7 @@ In the order in which to read them::
     scripts.py      the arguments of each script, and how its text is put together
     records.py      requests as bytes in Redis
     results.py      the values that go into the transitions and come out of them
+    headers.py      which headers texts had
     wire.py         requests and replies as msgpack
     connection.py   a connection to the server, on which calls take turns
     trial.py        every script run once, to know whether a server takes them

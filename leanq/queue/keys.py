@@ -38,6 +38,8 @@ requests is shared with them: weights, accounts, states and replay memories begi
 | ``:joined:ID`` | sorted set | what joined the run: id → submitted | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
 | ``:fingerprints`` | hash | environment → its fingerprint now | register | never |
+| ``:hot:FINGERPRINT`` | hash | tenant → when, counts of its headers | renew | time-to-live |
+| ``:texts:FINGERPRINT`` | hash | hash → text of a header that is in use | renew | time-to-live |
 | ``:inbox:CLIENT`` | stream | id, reply, id, reply … | each end of a request | time-to-live |
 | ``:warm:ENV:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
 | ``:wakeup:ENV`` | list | tokens that wake workers, one with its request | submit, … | when empty |

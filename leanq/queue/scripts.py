@@ -159,7 +159,11 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "renew": Script(
         "worker lease_ms idle_lease_ms max_attempts reply_ttl_ms environments",
-        {"tallies": "name n", "used": "environment tenant campaign what n"},
+        {
+            "tallies": "name n",
+            "used": "environment tenant campaign what n",
+            "headers": "fingerprint tenant header n",
+        },
         "held expired timed_out known workers waiting",
     ),
     "release": Script("worker max_attempts reply_ttl_ms how leave", {"leases": "request_id token"}),
@@ -180,6 +184,7 @@ SCRIPTS: Mapping[str, Script] = {
         "memories left early_workers early"
     ),
     "others": Script(answer="left workers early"),
+    "hot_headers": Script("fingerprint most least"),
     "state_keep": _Lasting(rows={"records": "bucket field:bytes record:bytes"}),
     "state_recall": _Lasting("id:bytes shards max_records"),
     "state_collect": _Lasting("unused_hours buckets max_records", answer="removed ended"),

@@ -112,11 +112,13 @@ def _calls() -> Iterator[tuple[str, dict[str, Any]]]:
             "environments": ["e"],
             "tallies": [("run_ms:e", 1)],
             "used": [("e", "t", "", "attempts", 1)],
+            "headers": [("f", "t", "import Init\n", 1)],
         },
     )
     yield "lookup", {"client": "c", "request_ids": [first, second]}
     yield "status", {}
     yield "others", {}
+    yield "hot_headers", {"fingerprint": "f", "most": 1, "least": 1}
     yield "release", {"worker": "w", "how": "requeue", "leave": False, "leases": [(second, "2")]}
     yield "cancel", {"request_ids": list(_IDS)}
     yield "pause", {"kind": "e", "name": "e", "set": True}
@@ -161,6 +163,7 @@ def _keys(days: set[int]) -> Iterator[str]:
     """Yields the keys that the scripts write, after the tag."""
     yield from ("phase", "stats", "minutes", "accounts", "workers", "info", "environments")
     yield from ("fingerprints", "paused", "withdrawn", "collect", "states:000")
+    yield from ("hot:f", "texts:f")
     yield from (f"account:{day}" for day in days)
     yield from (f"req:{request_id}" for request_id in _IDS)
     yield from ("wait:e:1:t", "ring:e:1", "wakeup:e", "inbox:c", "warm:e:a")

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from leanq.queue.headers import HeaderUse
 from leanq.queue.records import read_claimed, read_exchanged, read_jobs
 from leanq.queue.results import (
     Claimed,
@@ -165,6 +166,7 @@ class WorkerQueue:
         idle_factor: float = 1.0,
         times: Mapping[tuple[str, Times], int] | None = None,
         used: Mapping[Use, int] | None = None,
+        headers: Sequence[HeaderUse] = (),
     ) -> Renewed:
         """Sends a heartbeat, which extends the lease over all that the worker holds.
 
@@ -173,6 +175,7 @@ class WorkerQueue:
             idle_factor: how many times longer the lease is if the worker holds nothing.
             times: how many results of an environment took which times since the last heartbeat.
             used: what its runs have cost since then.
+            headers: those of the texts that it has served since then.
         """
         answer = await self.shard.run(
             "renew",
@@ -181,6 +184,7 @@ class WorkerQueue:
             environments=list(environments),
             tallies=list(tallies_of(times or {}).items()),
             used=[(*use, n) for use, n in (used or {}).items()],
+            headers=headers,
         )
         return Renewed(
             held=answer["held"],

@@ -22,6 +22,7 @@ from support.waiting import eventually
 import leanq.queue.keys
 from leanq.errors import QueueFullError, UnavailableError, UsageError
 from leanq.local import EmbeddedServer
+from leanq.queue.headers import HeaderUse
 from leanq.queue.results import PriorityRow, Settlement, Stop, Wakeup, WorkerRow
 from leanq.queue.settings import Settings
 from leanq.queue.shard import backoff_s
@@ -251,7 +252,7 @@ async def live_a_full_life(shard: Shard) -> None:
     await shard.claim(environments=["b2"])
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
     await queue.reconcile("w", [])
-    await queue.renew("w")
+    await queue.renew("w", headers=[HeaderUse("f", "t", "import Init\n", 1)])
     await queue.reap()
     await queue.notify("a")
     await queue.notify_worker("w")
@@ -330,6 +331,7 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
         "replay_write": "",
         "replay_sample": " flags=no-writes",
         "others": " flags=no-writes",
+        "hot_headers": " flags=no-writes",
         "reconcile": " flags=no-writes",
         "status": " flags=no-writes",
     }

@@ -339,6 +339,7 @@ def look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Cou
             *("minutes", "accounts", "account"),
             "environments",
             "fingerprints",
+            *("hot", "texts"),
             "wakeup",
             "collect",
         ):

@@ -23,6 +23,7 @@ from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.consumer.claim_state import Demand
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UnavailableError, WorkerError
+from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.queue.keys import new_request_id
 from leanq.queue.requests import Reply, Request
@@ -170,7 +171,7 @@ def serving(
 @contextlib.asynccontextmanager
 async def working(
     settings: Settings,
-    *drivers: EchoDriver,
+    *drivers: Driver,
     slots: int = 8,
     wire: Wire | None = None,
     timings: WorkerTimings | None = None,

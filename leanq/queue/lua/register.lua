@@ -6,7 +6,7 @@
 -- all keys and commands of a worker's scripts:
 local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes accounts account: withdrawn joined: quarantined:
   isolating: environments fingerprints verdict: warm: shares: workers info stop: processing: dead disagreed deadreq: states:
-  collect snaps snap: making: chunk:]]
+  collect snaps snap: making: chunk: hot: texts:]]
 -- Each stands behind the number of arguments that it takes here.
 local COMMANDS = [[1 DEL EXISTS GET HGETALL HLEN LLEN LPOP MGET STRLEN UNLINK ZCARD ZPOPMIN
   2 COPY HDEL HEXISTS HGET HMGET HSCAN LINDEX LPUSH PEXPIRE RENAME RPUSH SADD ZREM ZSCORE

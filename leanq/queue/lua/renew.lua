@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
--- parts: clock publish counters wait_list requeue grace history account
+-- parts: clock publish counters wait_list requeue grace history account hot
 -- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: the lease of a
 -- worker that holds nothing. `tallies`: the worker's counts since the last heartbeat. `used`: see account.lua.
+-- `headers`: see hot.lua.
 -- Answers:
 --   `held`: size of the processing list. `expired`: 1 if some worker's lease has expired.
 --   `timed_out`: requests taken away because they ran longer than they may.
@@ -9,6 +10,7 @@
 --   `waiting`: how many requests wait in its environments, without those where nothing may start.
 note_minute()
 write_account()
+hot.note(headers)
 local processing, workers = tag .. ':processing:' .. worker, tag .. ':workers'
 -- A worker that renews is not overdue, however late it comes.
 redis.call('ZADD', workers, now + lease_ms, worker)

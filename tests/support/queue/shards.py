@@ -163,7 +163,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
         match name[name.rindex("}") + 2 :].partition(":")[0]:
             case "deadreq" | "phase" | "stats" | "paused" | "weights" | "shares" | "account":
                 pipe.hgetall(name)
-            case "info" | "environments" | "fingerprints" | "withdrawn":
+            case "info" | "environments" | "fingerprints" | "withdrawn" | "hot" | "texts":
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
@@ -235,9 +235,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
-                assert other in ("clock", "minutes", "accounts", "account"), (
-                    f"an unknown key: {name}"
-                )
+                known = ("clock", "minutes", "accounts", "account", "hot", "texts")
+                assert other in known, f"an unknown key: {name}"
     for request_id, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
         fields = (
