@@ -27,6 +27,8 @@ from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.prepared import prepared
+from leanq.lean.fork_server.proof import memory_of, short
 from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.sandbox.demands import advice, missing_walls
@@ -119,6 +121,7 @@ async def environment_findings(environment: Environment) -> list[Finding]:
     return [
         Finding("lean", True, str(environment)),
         await _judge(environment),
+        await asyncio.to_thread(_first_texts, environment),
         await _fork_server(environment),
         await _check(environment),
     ]
@@ -325,6 +328,25 @@ async def _fork_server(environment: Environment) -> Finding:
         return Finding("fork server", True, "says what Lean says that starts anew")
     text = f"checks are several times slower, since Lean starts anew for each text: {why}"
     return Finding("fork server", True, f"{text}; {_REMEDY_OF_FORKS}", warns=True)
+
+
+def _first_texts(environment: Environment) -> Finding:
+    """Tells what a worker's first texts wait for, behind the headers that it preloads."""
+    headers = prepared(environment)
+    if not headers:
+        text = (
+            "wait for their header's import and its proof, unless the fleet's texts had it lately; "
+            "what texts will import: leanq env prepare --header 'import …'"
+        )
+        return Finding("first texts", True, text)
+    proved = [header for header in headers if memory_of(environment, header).is_kept()]
+    others = [header for header in headers if header not in proved]
+    parts = []
+    if proved:
+        parts.append(f"wait for the import of {', '.join(map(short, proved))}, proved here")
+    if others:
+        parts.append(f"wait for import and proof of {', '.join(map(short, others))}")
+    return Finding("first texts", True, "; ".join(parts))
 
 
 async def _check(environment: Environment) -> Finding:

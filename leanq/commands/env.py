@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +19,11 @@ from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.library_syntax import Evaluators
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.prepared import note
+from leanq.lean.fork_server.proof import short
+from leanq.lean.fork_server.server import fault_of_forks, forkable_header
 from leanq.lean.lean_options import shown
+from leanq.lean.syntax import split_header
 from leanq.lean.toolchain import LEANS_OWN
 from leanq.queue.operator_queue import look
 from leanq.queue.results import Status
@@ -104,15 +109,24 @@ _no_names = click.argument(
 @env.command()
 @_no_names
 @environments
-def prepare(**given: Any) -> int:
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="TEXT|FILE",
+    help="What texts will import, such as 'import Mathlib', or a file that begins so; may be given "
+    "several times. Workers on this machine preload it before their first text.",
+)
+def prepare(headers: Sequence[str], **given: Any) -> int:
     """Fill this machine's cache with what a worker needs to know of environments.
 
     Hashes their compiled files, looks for syntax that evaluates what a text wrote, writes all
-    modules as the judge's kernel reads them, and tests the judge. A worker does the same at the
-    first use. Run it where an image is built.
+    modules as the judge's kernel reads them, tests the judge, and proves forks behind each
+    --header. A worker does the same at the first use. Run it where an image is built.
 
-    Exit code: 0 if all can be judged, 1 if one cannot.
+    Exit code: 0 if all can be judged, 1 if one cannot, or has not what a --header imports.
     """
+    texts = [_text_of(header) for header in headers]
     faults = []
     for opener in openers(**given).values():
         environment = opener()
@@ -123,7 +137,36 @@ def prepare(**given: Any) -> int:
         for module, why in unread.items():
             click.echo(printable(f"  {module} cannot be imported by what is judged: {why}"))
         faults.append(fault)
+        for text in texts:
+            fault, said = asyncio.run(_forked(environment, text))
+            click.echo(printable(f"  {fault or said}"))
+            faults.append(fault)
     return int(any(faults))
+
+
+def _text_of(header: str) -> str:
+    """Returns a text with the header that ``--header`` gives or names the file of."""
+    path = Path(header)
+    try:
+        return path.read_text() if path.is_file() else f"{header}\n"
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--header {header}: {error}") from None
+
+
+async def _forked(environment: Environment, text: str) -> tuple[str, str]:
+    """Notes a text's header, and has forks behind it proved. Returns why no text can have it, or
+    ""; and what came of it."""
+    whole = environment.header_for(text) + text
+    header = forkable_header(environment, whole)
+    if header is None:
+        if environment.missing(split_header(whole)):
+            return environment.explain_import(whole), ""
+        return f"texts that begin so run in no fork: {text[:80]!r}", ""
+    note(environment, header)
+    why = await fault_of_forks(environment, header, anew=False)
+    if why:
+        return "", f"each worker has to prove forks behind {short(header)}: {why}"
+    return "", f"forks behind {short(header)} are proved"
 
 
 async def _prepared(environment: Environment) -> tuple[str, str, Mapping[str, str]]:

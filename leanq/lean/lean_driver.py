@@ -28,6 +28,7 @@ from leanq.lean.builds import UNREADABLE
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up, noted
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.fork_server.prepared import prepared
 from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header
 from leanq.lean.language_server.documents import DocumentRules, Documents
 from leanq.lean.lean_options import shown
@@ -176,8 +177,8 @@ class LeanDriver:
         self._preloading = asyncio.create_task(self._preload())
 
     async def _preload(self) -> None:
-        """Preloads the headers that the fleet's texts have, the most used first. Texts are served
-        meanwhile."""
+        """Preloads the headers that the fleet's texts have, the most used first, or those that were
+        named ahead of any text. Texts are served meanwhile."""
         lean = self.opened.lean
         environment, forks = lean.environment, lean.forks
         if forks is None:
@@ -185,7 +186,7 @@ class LeanDriver:
         headers = await self._until_available(
             lambda: self._states.hot_headers(environment.fingerprint)
         )
-        for header in headers:
+        for header in headers or await asyncio.to_thread(prepared, environment):
             # Another release may have kept what this one would not import.
             if forkable_header(environment, header) == header:
                 await forks.is_ready(header)

@@ -1,9 +1,10 @@
 """Remembers for later processes the self-tests that this machine has passed.
 
 A self-test tells whether Lean's functions are those that leanq takes them for. The answer is the
-same for the same bytes of Lean's libraries, the same code of leanq's, the same Python and machine.
-So the cache folder keeps a pass under a hash of all these, and never keeps a failure. A process
-that can write this user's files there can change the compiled Core as well. All functions block.
+same for the same bytes of Lean's libraries, the same code of leanq's, the same Python and kernel. A
+machine's name is no part of it, since each container has another one. So the cache folder keeps a
+pass under a hash of all these, and never keeps a failure. A process that can write this user's
+files there can change the compiled Core as well. All functions block.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class PassMemory:
         if self._path is None:
             version, libraries = self._libraries
             hashes = content_hashes(libraries, self._cache.parent / "libraries.json")
-            words = [version, *(hashes[file.path] for file in libraries), sys.version, *os.uname()]
+            words = [version, *(hashes[file.path] for file in libraries), sys.version]
+            words += [os.uname().sysname, *os.uname()[2:]]
             key = hash_bytes("\0".join([*words, *self._words, _hash_of_code()]).encode()).hex()
             self._path = self._cache / f"{key[:32]}.passed"
         return self._path

@@ -55,6 +55,7 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
         "sandbox",
         "lean",
         "judge",
+        "first texts",
         "fork server",
         "check",
     ]
@@ -208,6 +209,30 @@ def test_an_environment_is_prepared_once(terminal: Terminal, tmp_path: Path) -> 
     assert any(path.suffix == ".passed" for path in kept)
     assert terminal.run("env", "prepare").out == done.out
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.slow
+def test_what_texts_will_import_is_prepared(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.environ["LEANQ_CACHE"] = str(tmp_path)
+    text = by_name(terminal.run("doctor", "--json").lines)["first texts"]["text"]
+    assert text.startswith("wait for their header's import and its proof, unless ")
+    file = terminal.folder / "text.lean"
+    file.write_text("-- behind Core alone\nprelude\nimport Core\ntheorem t : True := .intro\n")
+    done = terminal.run("env", "prepare", "--header", "prelude", "--header", str(file))
+    assert done.code == 0, done.out
+    assert [line.strip() for line in done.out.splitlines()][1:] == [
+        "forks behind 'prelude' are proved",
+        "forks behind 'prelude import Core' are proved",
+    ]
+    text = by_name(terminal.run("doctor", "--json").lines)["first texts"]["text"]
+    assert text == "wait for the import of 'prelude', 'prelude import Core', proved here"
+    for path in tmp_path.rglob("*.passed"):
+        path.unlink()
+    text = by_name(terminal.run("doctor", "--json").lines)["first texts"]["text"]
+    assert text == "wait for import and proof of 'prelude', 'prelude import Core'"
+    done = terminal.run("env", "prepare", "--header", "prelude\nimport Missing")
+    assert done.code == 1
+    assert "lacks Missing" in done.out
 
 
 def test_an_environment_without_a_judge_is_not_prepared(terminal: Terminal) -> None:

@@ -12,6 +12,8 @@ import pytest
 from support.paths import ROOT
 from support.required import missing
 
+from leanq.lean.fork_server.prepared import NAME
+
 Build = Callable[..., subprocess.CompletedProcess[str]]
 
 # `lake build` "compiles" each text into a file; what Mathlib's cache brings is in $CACHE.
@@ -109,7 +111,8 @@ def fill_cache(tmp_path: Path, *modules: str) -> None:
 def test_a_project_is_built_and_can_be_imported(build: Build, tmp_path: Path) -> None:
     done = build()
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["Sample.olean"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"Sample.olean", NAME}
+    assert (tmp_path / "out" / NAME).read_text() == "import Sample\n"
     assert "1 modules; these can be imported: Sample" in done.stdout
     assert (tmp_path / "log").read_text().splitlines() == ["lake build"]
 

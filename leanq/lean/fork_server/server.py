@@ -523,13 +523,14 @@ class Comparisons:
         return ""
 
 
-async def fault_of_forks(environment: Environment, header: str) -> str:
-    """Returns why texts with this header cannot run in forks here; empty if they can."""
+async def fault_of_forks(environment: Environment, header: str, *, anew: bool = True) -> str:
+    """Returns why texts with this header cannot run in forks here; empty if they can. ``anew``:
+    whatever pass is remembered."""
     forks = ForkServer(environment, ForkRules())
     if forks.unavailable:
         return forks.unavailable
     try:
-        await forks.preload(header, anew=True)
+        await forks.preload(header, anew=anew)
     except (SandboxError, OSError) as error:
         return str(error)
     else:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from support.fleets import working
 from support.lean.forks import RULES
+from support.lean.search_paths import as_opened
+from support.lean.sites import Site
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.prepared import NAME, note, prepared
 from leanq.lean.lean_driver import LeanDriver
 from leanq.queue.headers import LEAST_TEXTS
 from leanq.queue.settings import Settings
@@ -39,6 +45,25 @@ async def test_a_worker_that_starts_preloads_what_others_have_served(
         assert reply.reason == "unknown_import"
     async with working(settings, second, slots=1):
         await eventually(lambda: preloaded(second) == 1, deadline_s=60.0)
+
+
+@pytest.mark.slow
+async def test_where_the_fleet_knows_of_no_texts_named_headers_are_preloaded(
+    site: Site, tmp_path: Path
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    core = as_opened(
+        replace(site.core, cache=tmp_path, search_path=(*site.core.search_path, library))
+    )
+    note(core, HEADER)
+    (library / NAME).write_text("import Missing\n\nprelude\n  nonsense\n")
+    assert prepared(core) == [HEADER, "prelude\n"]
+    driver = await site.driver(core, forks=RULES)
+    await eventually(lambda: preloaded(driver) == 2, deadline_s=60.0)
+    # What another user can have written is not read.
+    (library / NAME).chmod(0o666)
+    assert prepared(core) == [HEADER]
 
 
 @pytest.mark.slow
