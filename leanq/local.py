@@ -37,7 +37,7 @@ from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
 from leanq.lean.fork_server.server import ForkRules
-from leanq.lean.lean_driver import LeanDriver, machine_cache
+from leanq.lean.lean_driver import LeanDriver, worker_cache
 from leanq.lean.recipes import read_recipe
 from leanq.producer import arguments
 from leanq.producer.future_client import FutureClient
@@ -109,7 +109,7 @@ class Pool(FutureClient):
                 check_name("environment", arguments.text("a name", name)): _path(path)
                 for name, path in environments.items()
             }
-        cache = machine_cache(settings)
+        cache = worker_cache(settings)
 
         self._drivers = [
             partial(

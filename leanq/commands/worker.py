@@ -26,7 +26,7 @@ from leanq.fleet.prometheus import Sample, counted_samples, page_at
 from leanq.lean.echo import EchoDriver
 from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.language_server.documents import DocumentRules
-from leanq.lean.lean_driver import LeanDriver, machine_cache
+from leanq.lean.lean_driver import LeanDriver, worker_cache
 from leanq.lean.sandbox.demands import require_walls as demand
 from leanq.lean.sandbox.sandbox import probe
 from leanq.queue.settings import Settings
@@ -245,7 +245,7 @@ def make_worker(
         demand(probe())
     made_of: Any = {
         "slots": slots or cpus(),
-        "cache": machine_cache(settings),
+        "cache": worker_cache(settings),
         "hidden": _server_folder(settings),
         "nice": nice,
         "judge_alone": judge_alone,

@@ -102,8 +102,8 @@ class Opened(Trials):
         await self.documents.close()
 
 
-def machine_cache(settings: Settings) -> SnapshotCache:
-    """Returns this machine's snapshots, which all its environments and workers share."""
+def worker_cache(settings: Settings) -> SnapshotCache:
+    """Returns a place for a worker's snapshots, which all its environments share."""
     folder = cache_folder(None, os.environ) / "snapshots"
     return SnapshotCache(folder, settings.cache_mb << 20)
 
@@ -417,7 +417,7 @@ class LeanDriver:
             alone=self.judge_alone,
         )
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self.prefixes)
-        targets = Targets(lean, self.cache)
+        targets = Targets(lean)
         return Opened(lean, auditor, prefixes, targets, documents, environment.libraries())
 
     async def _notice_changes(self, *, at_once: bool = False) -> bool:

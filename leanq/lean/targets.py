@@ -1,20 +1,17 @@
 """Targets for candidates, compiled apart from any candidate, each once.
 
-They are kept where no candidate can write: in the worker's own memory, and beside the machine's
-snapshots, whose room they share. Fingerprint, options and text name a target.
+They are kept where no candidate can write, in the worker's own memory. Fingerprint, options and
+text name a target.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import msgspec
 from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
@@ -28,17 +25,12 @@ from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.examples import example_names, name_examples
-from leanq.lean.hashes import hash_bytes, is_ours
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
-from leanq.lean.snapshots.cache import Manifest, SnapshotCache
 from leanq.queue.requests import LEAN_VERDICTS, Reply, Request
 
 _KEPT_BYTES = 64 << 20
-# Raise it when the format on disk changes.
-_VERSION = "leanq-target-2"
 _MOST_SALTS = 100
-_Kept = tuple[str, list[bytes], tuple[str, str]]
 
 
 class _Compiled(NamedTuple):
@@ -91,10 +83,10 @@ class UncompiledError(InvalidRequestError):
 
 
 class Targets:
-    """The targets of one environment, in memory and, with a cache, on disk."""
+    """The targets of one environment."""
 
-    def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
-        self._lean, self._cache = lean, cache
+    def __init__(self, lean: Lean) -> None:
+        self._lean = lean
         # One that is larger than all the room is kept alone.
         self._kept: LRUCache[str, _Compiled] = LRUCache(
             _KEPT_BYTES, lambda kept: min(sum(map(len, kept.file)), _KEPT_BYTES)
@@ -136,17 +128,11 @@ class Targets:
         self, text: str, request: Request, options: Sequence[str] = ()
     ) -> _Compiled:
         environment = self._lean.environment
-        parts = (_VERSION, environment.fingerprint, *environment.options, "", *options, "", text)
+        parts = (environment.fingerprint, *environment.options, "", *options, "", text)
         key = text_hash("\0".join(parts)).hex()
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._kept:
-                found = await asyncio.to_thread(self._load, key)
-                if found is None:
-                    found = await self._compile(text, request, options)
-                    # The fingerprint is that of the files as they were found.
-                    if not await asyncio.to_thread(environment.changed):
-                        await asyncio.to_thread(self._save, key, found)
-                self._kept[key] = found
+                self._kept[key] = await self._compile(text, request, options)
             return self._kept[key]
 
     async def _compile(self, text: str, request: Request, options: Sequence[str]) -> _Compiled:
@@ -176,34 +162,6 @@ class Targets:
             expected = errors[0].text.partition("; ")[2]
             return f"it is not complete; behind its end Lean {expected or 'expected more'}"
         return f"{errors[0].text if errors else outcome.verdict:.2000}"
-
-    def _load(self, key: str) -> _Compiled | None:
-        """Returns the target from the disk, unless it is damaged or another user's."""
-        found = self._cache.find(key) if self._cache else None
-        if found is None:
-            return None
-        path, manifest = found
-        try:
-            with path.open("rb") as opened:
-                if not is_ours(os.fstat(opened.fileno())):
-                    return None
-                data = opened.read()
-        except OSError:
-            return None  # another worker has made room
-        if hash_bytes(data) != manifest.digest:
-            return None
-        of, file, ending = msgspec.msgpack.decode(data, type=_Kept)
-        # A user who can write to the folder could rename a target without writing one.
-        return _Compiled.of(file, ending) if of == key else None
-
-    def _save(self, key: str, compiled: _Compiled) -> None:
-        if self._cache is None:
-            return
-        data = msgspec.msgpack.encode((key, compiled.file, compiled.ending))
-        with self._cache.bringing(len(data)) as file, contextlib.suppress(OSError):
-            if file is not None:
-                file.write_bytes(data)
-                self._cache.enter(key, file, Manifest(len(data), hash_bytes(data), None))
 
     async def _of_environment(self, request: Request) -> Target:
         names = [module_parts(each) for each in request.theorems]

@@ -64,7 +64,7 @@ class Settings:
     snapshot_mb: int = _setting(
         1024, "memory in Redis for snapshots of states, all shards together, in MiB", least=0
     )
-    cache_mb: int = _setting(4096, "disk for snapshots on each worker's machine, in MiB", least=0)
+    cache_mb: int = _setting(4096, "disk for each worker's snapshots, in MiB", least=0)
     compare_every: int = _setting(
         500,
         "one of so many checks behind a preloaded header runs in a new Lean too; 0: none",

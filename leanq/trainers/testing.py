@@ -265,7 +265,7 @@ def lean_queue() -> Iterator[Settings]:
     cannot be had, and fail if CI is set."""
     from leanq.lean.environment import open_environment
     from leanq.lean.fork_server.server import ForkRules
-    from leanq.lean.lean_driver import LeanDriver, machine_cache
+    from leanq.lean.lean_driver import LeanDriver, worker_cache
     from leanq.local import EmbeddedServer, running
     from leanq.worker import Worker
 
@@ -276,7 +276,7 @@ def lean_queue() -> Iterator[Settings]:
         driver = LeanDriver(
             lambda: open_environment(DEFAULT_ENVIRONMENT, None),
             slots=slots,
-            cache=machine_cache(settings),
+            cache=worker_cache(settings),
             forks=ForkRules(compare_every=settings.compare_every),
         )
         worker = Worker(settings, [driver], slots=slots)

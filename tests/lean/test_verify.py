@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, get_args
@@ -11,13 +10,8 @@ import pytest
 from support.lean.search_paths import with_folders
 from support.lean.sites import Site
 
-from leanq.lean.audit.olean import open_image
-from leanq.lean.check import Target
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.process import Lean
-from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.lean.targets import Targets
 from leanq.queue.requests import Reply, Request, Rule
 
 PRELUDE = "prelude\nimport Core\n"
@@ -228,66 +222,6 @@ async def test_a_theorem_of_the_environment_is_proved_again(site: Site, tmp_path
 
 
 @pytest.mark.slow
-async def test_a_target_is_compiled_once_for_all_workers_of_a_machine(
-    site: Site, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cache"
-    code, target = f"{PRELUDE}{BOTH}{PROOF}", f"{TARGET}-- {tmp_path}\n"
-    request = Request(op="verify", code=code, target=target)
-    lean = Lean(site.core, slots=1)
-
-    async def compiled() -> Target:
-        """The target as a worker finds it that has just started."""
-        return await Targets(lean, SnapshotCache(folder, 64 << 20)).of_request(request)
-
-    try:
-        one, two = await compiled(), await compiled()
-        assert (one.ending, list(one.file)) == (two.ending, list(two.file))
-        [cached] = (folder / "entries").rglob("snapshot")
-        # What is not as it was written is compiled anew, with another ending.
-        cached.chmod(0o644)
-        cached.write_bytes(b"x" + cached.read_bytes()[1:])
-        assert (await compiled()).ending != one.ending
-    finally:
-        await lean.close()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("loose_umask")
-async def test_a_target_that_others_could_have_put_there_is_compiled_anew(
-    site: Site, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cache"
-    lean = Lean(site.core, slots=1)
-
-    async def compiled(statement: str) -> Target:
-        target = f"{PRELUDE}theorem t : {statement} := sorry\n"
-        targets = Targets(lean, SnapshotCache(folder, 64 << 20))
-        return await targets.of_request(Request(op="verify", code="-- t", target=target))
-
-    try:
-        true, false = await compiled("True"), await compiled("False")
-        folders = [path for path in folder.rglob("*") if path.is_dir()]
-        assert [path for path in folders if path.stat().st_mode & 0o022] == []
-        one, two = (folder / "entries").iterdir()
-        # Who can write to the folder can rename what is there, whoever owns it.
-        for was, becomes in ((one, folder / "x"), (two, one), (folder / "x", two)):
-            was.rename(becomes)
-        for statement, before in (("True", true), ("False", false)):
-            found = await compiled(statement)
-            assert found.ending not in (true.ending, false.ending)
-            names = [open_image(each.file).constants().keys() for each in (found, before)]
-            assert len(names[0] & names[1]) == 1
-        shutil.rmtree(folder)
-        before = await compiled("True")
-        [cached] = (folder / "entries").rglob("snapshot")
-        cached.chmod(0o666)
-        assert (await compiled("True")).ending != before.ending
-    finally:
-        await lean.close()
-
-
-@pytest.mark.slow
 async def test_a_theorem_is_that_of_the_module_that_lean_finds(site: Site, tmp_path: Path) -> None:
     texts = {
         "first/Theory": "theorem one : True := True.intro\n",
@@ -320,7 +254,7 @@ async def test_a_theorem_is_that_of_the_module_that_lean_finds(site: Site, tmp_p
 @pytest.mark.slow
 async def test_a_target_of_files_that_changed_is_not_kept(site: Site, tmp_path: Path) -> None:
     """What it states depends on which of two names the library exports."""
-    folder, cache = tmp_path / "library", SnapshotCache(tmp_path / "cache", 64 << 20)
+    folder = tmp_path / "library"
     folder.mkdir()
 
     def compile_own(meaning: str) -> None:
@@ -337,7 +271,7 @@ async def test_a_target_of_files_that_changed_is_not_kept(site: Site, tmp_path: 
         opened = [opener()]
         compile_own(meaning)
         # Its first reading is by the files as they were.
-        driver = await site.open(lambda: opened.pop() if opened else opener(), cache=cache)
+        driver = await site.open(lambda: opened.pop() if opened else opener())
         code = "prelude\nimport Own\ntheorem t : B.word := True.intro\n"
         target = "prelude\nimport Own\ntheorem t : word := sorry\n"
         return (await verify(driver, code, target)).verdict

@@ -40,12 +40,12 @@ _MOST_WINDOW_BYTES = 1 << 27
 
 
 class LocalSnapshot:
-    """A verified snapshot on this disk, which stays there as long as this object does."""
+    """A snapshot on this disk, which stays there as long as this object does."""
 
     def __init__(self, path: Path, deps: bytes) -> None:
         self.path = path
         self._deps = deps
-        # Other processes may remove the file from the cache at any moment.
+        # The cache may drop the file at any moment.
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
 
@@ -64,7 +64,7 @@ class LocalSnapshot:
 
 
 class Snapshots:
-    """The snapshots of one environment: on this machine's disk, and in the states' server. No
+    """The snapshots of one environment: on this worker's disk, and in the states' server. No
     method raises for a snapshot's faults; the cache counts them. ``roots``: the folders of
     the search path in order, the toolchain's library among them."""
 
@@ -75,11 +75,11 @@ class Snapshots:
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def holds(self, key: str) -> bool:
-        """Returns whether the snapshot is on this machine's disk; takes microseconds."""
+        """Returns whether this worker has the snapshot on its disk; takes microseconds."""
         return self.cache.holds(key)
 
     async def fetch(self, key: str, states: States) -> LocalSnapshot | None:
-        """Returns the snapshot from this machine's disk, else from the server, else None."""
+        """Returns the snapshot from this worker's disk, else from the server, else None."""
         # The second request finds on the disk what the first has fetched.
         async with self._turns.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._open, key)
@@ -87,7 +87,7 @@ class Snapshots:
 
     async def keep(self, key: str, file: Path, states: States) -> None:
         """Takes over Lean's files ``file`` and ``file``.deps, and sends them to the server. A
-        snapshot that depends on anything outside the roots stays on this machine."""
+        snapshot that depends on anything outside the roots stays with this worker."""
         most = min(MOST_RAW_BYTES, states.most_snapshot_bytes)
         packed = await asyncio.to_thread(self._take, key, file, most)
         if packed is None:

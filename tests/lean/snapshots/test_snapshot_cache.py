@@ -1,4 +1,4 @@
-"""A machine's cache of snapshots: its budget, many processes, crashes, trouble; and its formats."""
+"""A worker's cache of snapshots: its budget, its end, trouble; and its formats."""
 
 from __future__ import annotations
 
@@ -55,11 +55,8 @@ async def test_least_recently_used_goes(tmp_path: Path, shelf: Shelf) -> None:
     assert await machine.content("k0", shelf) == content(seed=0)
     await machine.keep("k3", content(seed=3), shelf)
     assert [machine.snapshots.holds(f"k{n}") for n in range(4)] == [True, False, True, True]
-    # Another process may be content with less.
-    other = Machine(tmp_path, budget_bytes=100_000)
-    assert [other.snapshots.holds(f"k{n}") for n in range(4)] == [False, False, False, True]
-    assert await machine.content("k0", shelf) is None
-    assert machine.cache.damaged == 0
+    assert len(machine.files()) == 3
+    assert await machine.content("k1", shelf) is None
 
 
 async def test_what_is_larger_than_the_budget_is_only_sent(tmp_path: Path, shelf: Shelf) -> None:
@@ -92,97 +89,55 @@ async def test_inboxes_lie_on_the_same_disk(tmp_path: Path, nothing: MemoryState
 
 
 async def test_the_same_snapshot_twice(tmp_path: Path, nothing: MemoryStates) -> None:
-    first, second = Machine(tmp_path), Machine(tmp_path)
-    for machine in (first, second):
-        await machine.snapshots.keep("k", machine.write(content()), nothing)
-        assert await machine.snapshots.fetch("k", nothing)
-    assert len(first.files()) == 1
+    machine = Machine(tmp_path)
+    for seed in (0, 1):
+        await machine.snapshots.keep("k", machine.write(content(seed=seed)), nothing)
+        assert await machine.content("k", nothing) == content(seed=seed)
+    assert len(machine.files()) == 1
 
 
-# Many processes
+# Its end
 
 WORKER = """
-import asyncio, random, sys
+import asyncio, sys
 from pathlib import Path
 from support.lean.machines import Machine, content
 from leanq.states import MemoryStates
 
-async def work(folder, seed, rounds):
-    rng, states, hits = random.Random(seed), MemoryStates(), 0
-    machine = Machine(Path(folder), budget_bytes=500_000)
-    machine.scratch = machine.folder / f"scratch{seed}"
-    machine.scratch.mkdir()
-    for _ in range(rounds):
-        n = rng.randrange(10)
-        print(flush=True)
-        if rng.random() < 0.5:
-            await machine.snapshots.keep(f"k{n}", machine.write(content(seed=n)), states)
-            assert machine.files()
-        else:
-            found = await machine.snapshots.fetch(f"k{n}", states)
-            if found:
-                exposed = found.expose(machine.scratch, "x")
-                assert exposed.read_bytes() == content(seed=n)
-                exposed.unlink()
-                hits += 1
-    assert machine.cache.damaged == 0
-    assert hits
-
-asyncio.run(work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+machine = Machine(Path(sys.argv[1]))
+asyncio.run(machine.snapshots.keep("k", machine.write(content()), MemoryStates()))
+print(*machine.files(), flush=True)
+sys.stdin.read()
 """
 
 
-def start_worker(folder: Path, seed: int, rounds: int) -> subprocess.Popen[bytes]:
+def start_worker(folder: Path) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(folder), str(seed), str(rounds)],
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(folder)],
         env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
     )
+    assert worker.stdout
+    assert worker.stdout.readline()
+    return worker
 
 
 @pytest.mark.slow
-def test_processes_share_a_folder(tmp_path: Path) -> None:
-    workers = [start_worker(tmp_path, seed, 150) for seed in range(3)]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=60)
-        assert (worker.returncode, errors) == (0, b"")
+def test_a_worker_leaves_no_files_and_removes_those_of_the_dead_alone(tmp_path: Path) -> None:
+    workers = [start_worker(tmp_path), start_worker(tmp_path)]
     machine = Machine(tmp_path)
-    assert 0 < sum(file.stat().st_size for file in machine.files()) <= 500_000
-    assert machine.coming() == []
-
-
-@pytest.mark.slow
-def test_killed_process_leaves_nothing_that_is_taken_for_a_snapshot(tmp_path: Path) -> None:
-    for seed in range(3):
-        worker = start_worker(tmp_path, seed, 1_000_000)
-        assert worker.stdout
-        # Somewhere in the midst of its work.
-        for _ in range(3 + 20 * seed):
-            worker.stdout.readline()
-        worker.send_signal(signal.SIGKILL)
-        worker.communicate(timeout=20)
-    machine = Machine(tmp_path, budget_bytes=500_000)
-    assert machine.coming() == []
-    for n in range(10):
-        found = machine.cache.find(f"k{n}")
-        assert found is None or found[0].read_bytes() == content(seed=n)
-    assert machine.cache.damaged == 0
-
-
-def test_what_the_dead_left_is_removed_and_nothing_of_the_living(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    left = tmp_path / "cache" / "coming" / "left"
-    left.mkdir()
-    (left / "snapshot").write_bytes(b"half")
-    with machine.cache.bringing(10) as place:
-        assert place
-        place.write_bytes(b"mine")
-        Machine(tmp_path)
-        assert machine.coming() == [place.parent]
-        assert place.read_bytes() == b"mine"
-    assert machine.coming() == []
+    assert len(machine.files()) == 2
+    workers[0].communicate(timeout=20)
+    assert len(machine.files()) == 1
+    workers[1].send_signal(signal.SIGKILL)
+    workers[1].communicate(timeout=20)
+    assert len(machine.files()) == 1
+    Machine(tmp_path)
+    assert machine.files() == []
+    assert machine.cache.inbox_root
+    assert len(list((tmp_path / "cache" / "workers").iterdir())) == 1
 
 
 # Trouble with the disk
@@ -219,14 +174,8 @@ async def test_full_disk(tmp_path: Path, shelf: Shelf) -> None:
     with full_disk(50_000):
         assert await receiver.content("k", shelf) is None
     assert receiver.cache.damaged == 0
-    assert (receiver.files(), receiver.coming()) == ([], [])
-    file = sender.write(content(seed=1))
-    with full_disk(10):
-        # Moved as it is, but its manifest cannot be written.
-        await sender.snapshots.keep("l", file, shelf)
-    assert not sender.snapshots.holds("l")
+    assert receiver.files() == []
     assert await receiver.content("k", shelf) == content()
-    assert await receiver.content("l", shelf) == content(seed=1)
 
 
 async def test_file_from_another_disk_is_copied(tmp_path: Path, shelf: Shelf) -> None:

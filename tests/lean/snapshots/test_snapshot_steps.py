@@ -74,16 +74,6 @@ def key_of(driver: LeanDriver, text: str = CODE) -> str:
     return snapshot_key(driver.opened.lean.environment.fingerprint, text_hash(text))
 
 
-def entry(folder: Path, key: str) -> Path:
-    """The snapshot's file in the cache of a machine."""
-    (found,) = [
-        file
-        for file in (folder / "snapshots" / "entries").glob("*/snapshot")
-        if file.stat().st_size > 0 and key
-    ]
-    return found
-
-
 @pytest.mark.slow
 async def test_a_state_is_stepped_on_another_machine(core: Environment, tmp_path: Path) -> None:
     shelf = Shelf()
@@ -129,22 +119,6 @@ async def test_a_damaged_snapshot_in_the_store_costs_time(
         assert without_it == with_it
         assert without_it.way == "failed"
         assert b.opened.prefixes.snapshots.cache.damaged == 1
-
-
-@pytest.mark.slow
-async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_path: Path) -> None:
-    async with machine(tmp_path, MemoryStates()) as driver:
-        state = await begin(driver)
-        with_it = await step(driver, state, "constructor")
-        file = entry(tmp_path, key_of(driver))
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.chmod(0o600)
-        file.write_bytes(content)
-        without_it = await step(driver, state, "constructor")
-        assert without_it == with_it
-        assert driver.opened.prefixes.snapshots.cache.damaged == 1
-        assert (with_it.way, without_it.way) == ("warm", "failed")
 
 
 @pytest.mark.slow

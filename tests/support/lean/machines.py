@@ -38,7 +38,7 @@ class Shelf(MemoryStates):
 
 @dataclass
 class Machine:
-    """A machine with a cache and one folder of compiled modules."""
+    """A machine with a worker's cache and one folder of compiled modules."""
 
     folder: Path
     budget_bytes: int = 64 * MB
@@ -67,11 +67,8 @@ class Machine:
         return found.path.read_bytes() if found else None
 
     def files(self) -> list[Path]:
-        """The snapshots in the cache."""
-        return sorted((self.folder / "cache" / "entries").glob("*/snapshot"))
-
-    def coming(self) -> list[Path]:
-        return list((self.folder / "cache" / "coming").iterdir())
+        """The snapshots of the machine's workers, and what comes in."""
+        return sorted((self.folder / "cache" / "workers").glob("*/*"))
 
 
 def content(size: int = 100_000, seed: int = 0) -> bytes:
