@@ -19,9 +19,10 @@ from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.library_syntax import Evaluators
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.prepared import note
 from leanq.lean.fork_server.proof import short
-from leanq.lean.fork_server.server import fault_of_forks, forkable_header
+from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_options import shown
 from leanq.lean.syntax import split_header
 from leanq.lean.toolchain import LEANS_OWN

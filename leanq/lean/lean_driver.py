@@ -28,8 +28,9 @@ from leanq.lean.builds import UNREADABLE
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up, noted
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.prepared import prepared
-from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header
+from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.language_server.documents import DocumentRules, Documents
 from leanq.lean.lean_options import shown
 from leanq.lean.prefixes import Prefixes, PrefixRules
@@ -396,7 +397,9 @@ class LeanDriver:
             snapshots = Snapshots(self.cache, environment.folders())
         forks = None
         if self.forks:
-            forks = ForkServer(environment, self.forks, hidden=self.hidden, nice=self.nice)
+            forks = ForkServer(
+                environment, self.forks, hidden=self.hidden, nice=self.nice, slots=self.slots
+            )
         documents = Documents(
             environment, self.slots, self.documents, hidden=self.hidden, nice=self.nice
         )
@@ -416,6 +419,9 @@ class LeanDriver:
             nice=self.nice,
             alone=self.judge_alone,
         )
+        if forks is not None:
+            # Its texts will be judged, and a judge imports for as long.
+            forks.expects = lambda header: judges.expect(split_header(header))
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self.prefixes)
         targets = Targets(lean)
         return Opened(lean, auditor, prefixes, targets, documents, environment.libraries())

@@ -13,6 +13,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from leanq.lean.environment import Environment
@@ -90,7 +91,9 @@ class PassMemory:
         return self._path
 
 
+@cache
 def _hash_of_code() -> str:
-    """Returns the hash of everything that may take part in a self-test, this file included."""
+    """Returns the hash of everything that may take part in a self-test, this file included, as it
+    was when this process first asked."""
     files = [_PACKAGE / "errors.py", *sorted((_PACKAGE / "lean").rglob("*.py"))]
     return hash_bytes(b"".join(hash_bytes(path.read_bytes()) for path in files)).hex()

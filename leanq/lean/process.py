@@ -19,8 +19,9 @@ from leanq.lean.builds import UNREADABLE
 from leanq.lean.diagnostics import Printed, classify, signal_name, unknown_imports
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.evaluations import FREE
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.proof import Key, RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkServer, forkable_header
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.language_server.documents import Documents
 from leanq.lean.language_server.documents import Key as DocumentKey
 from leanq.lean.sandbox.demands import advice, missing_walls
@@ -51,6 +52,8 @@ _TRIAL = "theorem leanq_trial (p : Prop) (h : p) : p := h\n"
 _AT_ONCE_CPU_S = 1.0
 # A fork that waits at its wall limit, and has for this share of it, may lack what it waits for.
 _WAITING_SHARE = 0.5
+# Of its wall limit: for so long a text waits for a process that imports its header.
+_PATIENCE_SHARE = 0.5
 # To ask for axioms only imports and prints, but a library may be large and a disk cold.
 _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
@@ -293,14 +296,18 @@ class Lean:
         load: LocalSnapshot | None,
         compile_: bool,
         tenant: str | None = None,
+        *,
+        may_wait: bool = True,
     ) -> Run:
+        """``may_wait``: whether its header may be preloaded for it."""
         asked_s = time.monotonic()
         args = [*options, *(_COMPILE if compile_ else ())]
         can_fork = load is None and not any(each.startswith(_NOT_FORKED) for each in args)
         done: Finished | None = None
         told: Evaluated | None = None
         if can_fork:
-            done = await self._forked(slot, code, limits, args, tenant)
+            patience_s = _PATIENCE_SHARE * limits.wall_s if may_wait else 0.0
+            done = await self._forked(slot, code, limits, args, tenant, patience_s)
             if done is not None and slot.sandbox is not None and slot.sandbox.watches:
                 told = Evaluated.of(done.exit.reports)
             if done is not None and _is_doubtful(done.exit):
@@ -346,6 +353,7 @@ class Lean:
         limits: Limits,
         args: Sequence[str],
         tenant: str | None,
+        patience_s: float,
     ) -> Finished | None:
         """Runs behind the text's header; None if it is not preloaded, or a thread is missing."""
         if self.forks is None:
@@ -356,7 +364,9 @@ class Lean:
             return None
         if tenant is not None and not await self.forks.may_share(key, code):
             tenant = None
-        sandbox = slot.forked.get(key) or await self.forks.take(key, command, tenant)
+        sandbox = slot.forked.get(key)
+        if sandbox is None:
+            sandbox = await self.forks.take(key, command, tenant, patience_s=patience_s)
         if sandbox is None:
             return None
         slot.sandbox, slot.command = sandbox, command
@@ -458,7 +468,8 @@ class Lean:
         try:
             async with self.slot() as slot:
                 text = environment.header_for(_TRIAL) + _TRIAL
-                run = await self._run(slot, text, _ASK_LIMITS, (), None, True)
+                # Candidates need memory and processors more than the header of this one.
+                run = await self._run(slot, text, _ASK_LIMITS, (), None, True, may_wait=False)
         except SandboxError as error:
             raise self._broken(str(error)) from error
         outcome = run.outcome

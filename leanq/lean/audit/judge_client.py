@@ -8,16 +8,18 @@ through a pipe that no candidate ever holds. See :mod:`leanq.lean.audit.judge_pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 from msgspec import structs
 
 from leanq.errors import AuditError, LeanQError, SandboxError
@@ -48,6 +50,8 @@ _MOST_ANSWERED_BYTES = 64 << 20
 # Beyond one for each slot, processes stay for other headers while all hold no more together.
 _MOST_IDLE_BYTES = 1 << 30
 _AGAIN_S = 30.0  # until a self-test that could not be run is tried again
+# How many headers' waits are remembered.
+_PLACES_REMEMBERED = 256
 # For how many headers a judge starts without what prints statements, and until that is tried again.
 _SILENT_REMEMBERED, _SILENT_S = 256, 600.0
 
@@ -156,10 +160,11 @@ class Judges:
         self._images = KernelImages(environment, lean) if lean.is_foreign else None
         self._hidden, self._nice = tuple(hidden), nice
         self._free = asyncio.Semaphore(slots)
-        self._slots = slots
-        self._idle: list[_JudgeProcess] = []
-        self._closed, self._again_s = False, math.inf
+        self._pool = _Pool(self._new, slots)
+        self._ahead: set[asyncio.Task[None]] = set()
+        self._again_s = math.inf
         self._prints, self._alone = prints, alone
+        self._last_prints = prints
         # Headers with which a judge starts only if it does not print.
         self._silent: TTLCache[_Start, bool] = TTLCache(_SILENT_REMEMBERED, _SILENT_S)
         self._self_test: asyncio.Task[str] | None = None
@@ -213,12 +218,23 @@ class Judges:
 
     async def close(self) -> None:
         """Ends every process."""
-        self._closed = True
-        if self._self_test is not None:
-            self._self_test.cancel()
-            await asyncio.gather(self._self_test, return_exceptions=True)
-        idle, self._idle = self._idle, []
-        await asyncio.gather(*(each.close() for each in idle))
+        for task in filter(None, (self._self_test, *self._ahead)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._pool.close()
+
+    def expect(self, header: Header) -> None:
+        """Begins to start a process for files with this header, if none is there."""
+        start = self._possible(_Start.of(header)._replace(prints=self._last_prints))
+
+        async def begin() -> None:
+            # Without a kernel it is another start, which takes no time.
+            if not await self.unavailable():
+                await self._pool.fill(start)
+
+        task = asyncio.create_task(begin())
+        self._ahead.add(task)
+        task.add_done_callback(self._ahead.discard)
 
     async def judge(
         self,
@@ -308,31 +324,17 @@ class Judges:
     async def _asked_once(
         self, start: _Start, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
-        process = await self._take(start, order.get("tenant"))
-        try:
+        self._last_prints = start.prints
+        async with self._pool.process(self._possible(start), order.get("tenant")) as process:
             return await process.ask(order, files, limits)
-        finally:
-            if self._closed or not process.usable or process.serves is None:
-                await process.close()
-            else:
-                self._idle.insert(0, process)
-                await self._close_beyond()
 
-    async def _close_beyond(self) -> None:
-        """Ends the processes used least recently, for which there is no memory."""
-        idle = self._idle
-        while len(idle) > self._slots and sum(e.held_bytes for e in idle) > _MOST_IDLE_BYTES:
-            await idle.pop().close()
+    def _possible(self, start: _Start) -> _Start:
+        """Returns the start without what prints statements, if it cannot be had."""
+        prints = start.prints and self._prints and start not in self._silent
+        return start._replace(prints=prints)
 
-    async def _take(self, start: _Start, tenant: str | None) -> _JudgeProcess:
-        """Returns an idle process with this header, if possible one that has judged for this
-        tenant; else a new one. Printing takes a fifth of its start."""
-        if not self._prints or start in self._silent:
-            start = start._replace(prints=False)
-        for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
-            if process.serves in (start, start._replace(prints=True)):
-                self._idle.remove(process)
-                return process
+    async def _new(self, start: _Start) -> _JudgeProcess:
+        """Starts a process. Printing takes a fifth of that."""
         process = await self._started(start)
         if not process.usable and start.prints:
             await process.close()
@@ -500,6 +502,113 @@ def _library(environment: Environment) -> _Start:
     return _Start.of(split_header(environment.header))
 
 
+@dataclass(eq=False, slots=True)
+class _Place:
+    """The processes of one start that import or judge. ``waited_s``: how long files have waited for
+    those that judge, since the last one started; ``import_s``: how long that took."""
+
+    starting: int = 0
+    judging: int = 0
+    waited_s: float = 0.0
+    import_s: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self) -> None:
+        """Wakes the files that wait."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class _Pool:
+    """Processes: as many idle ones as ``slots``, and more for other headers within a limit of
+    memory.
+
+    A file waits for the process that imports its header. It also waits for one that judges another
+    file, until such waits have taken as long as an import: then a further process starts.
+
+    Args:
+        new: starts a process.
+    """
+
+    def __init__(self, new: Callable[[_Start], Awaitable[_JudgeProcess]], slots: int) -> None:
+        self._new, self._slots = new, slots
+        self._closed = False
+        self._idle: list[_JudgeProcess] = []
+        self._places: LRUCache[_Start, _Place] = LRUCache(_PLACES_REMEMBERED)
+
+    @contextlib.asynccontextmanager
+    async def process(self, start: _Start, tenant: str | None) -> AsyncIterator[_JudgeProcess]:
+        """Yields a process that judges for nobody else meanwhile: if possible an idle one that has
+        judged for this tenant."""
+        place = self._place(start)
+        while (process := self._take(start, tenant)) is None:
+            left_s = place.import_s - place.waited_s
+            if not place.starting and (not place.judging or left_s <= 0):
+                process = await self._started(start, place)
+                break
+            began_s, changed, imports = time.monotonic(), place.changed, place.starting > 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if imports else left_s):
+                    await changed.wait()
+            if not imports:
+                place.waited_s += time.monotonic() - began_s
+        place.judging += 1
+        try:
+            yield process
+        finally:
+            place.judging -= 1
+            await self._put(process, place)
+
+    async def fill(self, start: _Start) -> None:
+        """Starts a process, if there is none."""
+        place = self._place(start)
+        is_idle = any(each.serves == start for each in self._idle)
+        if self._closed or is_idle or place.starting or place.judging:
+            return
+        with contextlib.suppress(SandboxError):  # a file's own start will tell
+            await self._put(await self._started(start, place), place)
+
+    async def close(self) -> None:
+        """Ends the idle processes now, and the others when they come back."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(each.close() for each in idle))
+
+    def _place(self, start: _Start) -> _Place:
+        # One that prints serves texts without statements, too.
+        return self._places.setdefault(start._replace(prints=True), _Place())
+
+    def _take(self, start: _Start, tenant: str | None) -> _JudgeProcess | None:
+        for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
+            if process.serves in (start, start._replace(prints=True)):
+                self._idle.remove(process)
+                return process
+        return None
+
+    async def _started(self, start: _Start, place: _Place) -> _JudgeProcess:
+        place.starting += 1
+        try:
+            process = await self._new(start)
+        finally:
+            place.starting -= 1
+            place.tell()
+        place.import_s, place.waited_s = process.import_s, 0.0
+        return process
+
+    async def _put(self, process: _JudgeProcess, place: _Place) -> None:
+        """Keeps a process for the next file, if it can be asked again, and memory allows."""
+        idle, ended = self._idle, list[_JudgeProcess]()
+        if self._closed or not process.usable or process.serves is None:
+            ended.append(process)
+        else:
+            idle.insert(0, process)
+        place.tell()
+        while len(idle) > self._slots and sum(e.held_bytes for e in idle) > _MOST_IDLE_BYTES:
+            ended.append(idle.pop())
+        for each in ended:
+            await each.close()
+
+
 class _JudgeProcess:
     """One process, which judges one file at a time.
 
@@ -509,6 +618,7 @@ class _JudgeProcess:
         usable: whether it can be asked again.
         tenant: whose file it has judged last, if others of this tenant may follow.
         version: its kernel's Lean.
+        import_s: how long its start took.
         held_bytes: its own memory once it has imported. Its child has as much again, though nothing
             is copied.
     """
@@ -523,6 +633,7 @@ class _JudgeProcess:
         self._sandbox, self._process = sandbox, process
         self._unread = b""
         self.held_bytes = 0
+        self.import_s = 0.0
 
     @classmethod
     async def start(
@@ -530,6 +641,7 @@ class _JudgeProcess:
     ) -> _JudgeProcess:
         """Starts a process, which then owns the sandbox; raises SandboxError if it cannot be
         started."""
+        began_s = time.monotonic()
         try:
             process = await sandbox.start(
                 bare_python("leanq.lean.audit.judge_process"),
@@ -545,7 +657,7 @@ class _JudgeProcess:
                 said = json.loads(ready)
                 made.unavailable, made.held_bytes = said["ready"], said["held_bytes"]
                 made.usable = True
-                made.version = said["version"]
+                made.version, made.import_s = said["version"], time.monotonic() - began_s
                 await process.renew(_IDLE_LIMITS)
         except BaseException:
             await sandbox.close()

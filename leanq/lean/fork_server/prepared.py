@@ -14,7 +14,7 @@ from pathlib import Path
 
 from leanq.lean.environment import Environment
 from leanq.lean.files import open_regular
-from leanq.lean.fork_server.server import forkable_header
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.hashes import is_ours, keep, read_kept
 
 NAME = ".leanq-headers"

@@ -51,6 +51,8 @@ BARE_HEADER = "prelude\n"
 
 _ACCEPTED, _REFUSED = f"{_THEOREM}h\n", f"{_THEOREM}p\n"
 _UNFINISHED, _UNREADABLE = f"{_THEOREM}sorry\n", "theorem leanqProof : := by (\n"
+# It is compiled, with a warning and a statement that Lean prints.
+_TOLD = f"{_ACCEPTED}#check leanqProof\ntheorem leanqOpen (p : Prop) : p := sorry\n"
 # A stack that overflows: one of the usual size would take seconds and a gigabyte.
 _OVERFLOWING = f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n"
 # Lines that may stand in and above a header with the same imports.
@@ -108,15 +110,20 @@ def memory_of(environment: Environment, key: Key, *of: str) -> PassMemory:
     return PassMemory(environment, "fork-server", libraries_of(environment), *words)
 
 
-def header_trials(header: str) -> tuple[Trial, ...]:
-    """Returns the texts that prove a preloaded header on a machine on which forks work."""
-    with_remarks = f"{_ABOVE}{header.replace(chr(10), _BETWEEN)}\n{_REFUSED}"
-    return Trial(header + _ACCEPTED), Trial(with_remarks)
+def _with_remarks(header: str, body: str) -> Trial:
+    return Trial(f"{_ABOVE}{header.replace(chr(10), _BETWEEN)}\n{body}")
+
+
+def header_trial(header: str) -> Trial:
+    """Returns the text that proves a preloaded header on a machine on which forks work. It is one,
+    since Lean has to start for it."""
+    return _with_remarks(header, _TOLD)
 
 
 MACHINE_TRIALS = (
-    *header_trials(BARE_HEADER),
-    *(Trial(BARE_HEADER + body) for body in (_UNFINISHED, _UNREADABLE)),
+    header_trial(BARE_HEADER),
+    _with_remarks(BARE_HEADER, _REFUSED),
+    *(Trial(BARE_HEADER + body) for body in (_ACCEPTED, _UNFINISHED, _UNREADABLE)),
     Trial(BARE_HEADER + _UNFINISHED, args=_OTHER_ARGS),
     Trial(_OTHER_HEADER),
     Trial(f"{BARE_HEADER}{_OVERFLOWING}", _SMALL_STACK),
@@ -125,8 +132,9 @@ MACHINE_TRIALS = (
 
 
 def sharing_trials(header: str) -> tuple[Trial, ...]:
-    """Returns the texts that prove that one fork may serve several: those of the header first."""
-    return *header_trials(header), Trial(header + _UNFINISHED)
+    """Returns the texts that prove that one fork may serve several."""
+    bodies = (_ACCEPTED, _REFUSED, _UNFINISHED)
+    return tuple(_with_remarks(header, body) for body in bodies)
 
 
 def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:
@@ -168,12 +176,30 @@ class Prover:
             await zygote.close()
         await asyncio.to_thread(memory.keep)
 
-    async def prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> list[RunBytes]:
-        """Returns what a newly started Lean says of texts; raises DiffersError if one comes out
-        differently behind a header."""
-        found = []
+    async def proved_zygote(self, key: Key) -> Zygote:
+        """Starts a process that has imported a header, and proves it by a text that a new Lean
+        reads meanwhile."""
+        opening = asyncio.create_task(self.new_zygote(key))
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                trial, plain = header_trial(key), await self.new_sandbox(stack)
+                expected = await self.outcome(plain, trial, PROOF_LIMITS)
+            await self.prove(key, await opening, [trial], expected)
+        except BaseException:
+            opening.cancel()
+            [zygote] = await asyncio.gather(opening, return_exceptions=True)
+            if isinstance(zygote, Zygote):
+                await zygote.close()
+            raise
+        return opening.result()
+
+    async def prove(
+        self, key: Key, zygote: Zygote, trials: Sequence[Trial], known: RunBytes | None = None
+    ) -> None:
+        """Raises DiffersError if a text comes out differently behind a header. ``known``: what a
+        newly started Lean has said of the first one."""
         async with contextlib.AsyncExitStack() as stack:
-            plain = await self.new_sandbox(stack)
+            plain: Sandbox | None = None
             forked = await self.new_sandbox(stack, zygote)
             for trial in trials:
                 behind = forked
@@ -182,24 +208,26 @@ class Prover:
                     stack.push_async_callback(other.close)
                     behind = await self.new_sandbox(stack, other)
                 for _ in range(2):
+                    if (expected := known) is None:
+                        plain = plain or await self.new_sandbox(stack)
+                        expected = await self.outcome(plain, trial, PROOF_LIMITS)
+                    known = None
                     seen = await self.outcome(behind, trial, PROOF_LIMITS)
-                    expected = await self.outcome(plain, trial, PROOF_LIMITS)
+                    different = seen.difference(expected)
                     if not (seen.was_ended or expected.was_ended):
                         break
-                if different := seen.difference(expected):
+                if different:
                     raise DiffersError(says_otherwise(key, different))
-                found.append(expected)
-        return found
 
-    async def prove_sharing(self, key: Key, zygote: Zygote, known: Sequence[RunBytes]) -> None:
+    async def prove_sharing(self, key: Key, zygote: Zygote) -> None:
         """Raises DiffersError if a fork that serves a few texts, in one of three orders, says
-        something else of one than a newly started Lean, or does not serve all. ``known``: what
-        Lean says of the first ones."""
-        trials = sharing_trials(key)
+        something else of one than a fork of its own, which is proved; or does not serve all."""
         async with contextlib.AsyncExitStack() as stack:
-            plain = await self.new_sandbox(stack)
-            more = [await self.outcome(plain, each, PROOF_LIMITS) for each in trials[len(known) :]]
-            pairs = [*zip(trials, [*known, *more], strict=True)]
+            alone = await self.new_sandbox(stack, zygote)
+            pairs = [
+                (trial, await self.outcome(alone, trial, PROOF_LIMITS))
+                for trial in sharing_trials(key)
+            ]
             for texts in (pairs, pairs[::-1], pairs[-1:] + pairs[:-1]):
                 shared = await self.new_sandbox(stack, zygote)
                 shared.shares = True

@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cachetools import LRUCache
 
@@ -20,6 +22,7 @@ from leanq.errors import SandboxError
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.preloaded import letters, own_arguments
 from leanq.lean.fork_server.proof import (
     BARE_HEADER,
@@ -29,14 +32,14 @@ from leanq.lean.fork_server.proof import (
     Prover,
     RunBytes,
     Trial,
-    header_trials,
+    header_trial,
     memory_of,
     says_otherwise,
     short,
 )
 from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
+from leanq.lean.pass_memory import PassMemory
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
-from leanq.lean.syntax import can_act, header_statements, split_header
 from leanq.queue.metrics import count
 from leanq.queue.tasks import run_apart, to_its_end
 
@@ -49,34 +52,23 @@ _MOST_IDLE = 4
 # In a row: a machine that is short of something for a moment has it again by then.
 _MOST_REFUSALS = 100
 _NEVER = 1 << 30
-# No tokenizer takes anything in it for a command, so nothing can hide in it.
-_PLAIN_HEADER = re.compile(
-    r"(?:module\n)?(?:prelude\n)?"
-    r"(?:(?:public )?(?:meta )?import (?:all )?"
-    r"[A-Za-z_][A-Za-z0-9_']*(?:\.[A-Za-z_][A-Za-z0-9_']*)*\n)*",
-    re.ASCII,
-)
-# All modules of a large library, each in a line. It is one of a message's parts.
-_MOST_HEADER_CHARS = 64 << 10
-# libuv's loop runs in a thread of the zygote, which forks lack.
-_NEEDS_LOOP = ("uv", "async", "timer", "socket", "signal", "tcp", "udp", "dns", "http", "sleep")
 # Searches that keep what they have found in the imports for the next one in the same process, and
 # the option after which Lean adds up times until its process ends.
 _REMEMBERS = re.compile(r"exact\?|apply\?|rw\?|rewrites\?|hint|try\?|#find|library_search|profiler")
 _READ_AT_ONCE_CHARS = 2000
-# Nothing else is done meanwhile; so much takes some 50 ms.
-_MOST_CHARS_READ = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRules:
-    """When a header is preloaded: after so many texts, as it takes as much CPU time as so many
-    starts of Lean, and twice as much with the proof. One of ``compare_every`` texts runs both ways
+    """When a header is preloaded: with so many texts, since it takes as much CPU time as a start of
+    Lean, and the proof as another one. The first one of an environment is preloaded with its first
+    text, and so is one whose proof is remembered. One of ``compare_every`` texts runs both ways
     later on; 0 for none. All preloaded headers of an environment hold ``memory_bytes``; the one
-    used least recently goes first. ``shares``: whether a fork may serve a few texts of one
-    tenant."""
+    used least recently goes first. ``shares``: whether a fork may serve a few texts of one tenant.
+    To prove that costs what it saves of ``share_after`` texts."""
 
-    preload_after: int = 3
+    preload_after: int = 2
+    share_after: int = 24
     compare_every: int = 500
     memory_bytes: int = 2 << 30
     shares: bool = True
@@ -84,9 +76,13 @@ class ForkRules:
 
 @dataclass(slots=True)
 class _Preloaded:
-    """A header that is preloaded and proved, or is about to be."""
+    """A header that is preloaded and proved, or is about to be. ``near``: if it is about to be,
+    nothing is left to do but its own import and proof. ``served``: how many texts."""
 
     zygote: Zygote | None = None
+    near: bool = False
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    served: int = 0
     idle: deque[Sandbox] = field(default_factory=deque)
     taken: int = 0
     lent: int = 0
@@ -100,6 +96,23 @@ class _Preloaded:
         ready = [each for each in self.idle if each.is_prepared(command)]
         others = [each for each in self.idle if each.waits and each not in own]
         return [*own, *ready, *(others if full else [])]
+
+    def begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        """Begins to preload or to prove it. ``tasks``: where the task is kept until it ends."""
+        self.making = asyncio.create_task(work)
+        tasks.add(self.making)
+        self.making.add_done_callback(tasks.discard)
+        # It may be cancelled before it begins.
+        self.making.add_done_callback(lambda _: self.settled.set())
+
+    async def end(self) -> None:
+        if self.making is not None:
+            self.making.cancel()
+            await asyncio.gather(self.making, return_exceptions=True)
+        while self.idle:  # and one that is taken meanwhile may be closed there
+            await self.idle.popleft().close()
+        if self.zygote is not None:
+            await self.zygote.close()
 
 
 @dataclass(eq=False)
@@ -117,6 +130,10 @@ class ForkServer:
     rules: ForkRules
     hidden: Sequence[Path] = ()
     nice: int = 0
+    slots: int = 1
+    """How many headers texts may have preloaded at once."""
+    expects: Callable[[Key], None] = lambda key: None
+    """Called when a header begins to be preloaded."""
     unavailable: str = ""
     """Why there is no fork server here; empty if there is."""
     unshared: str = ""
@@ -163,26 +180,43 @@ class ForkServer:
         return await run_apart(look, at_once=len(code) < _READ_AT_ONCE_CHARS)
 
     async def take(
-        self, key: Key, command: Sequence[str], tenant: str | None = None
+        self,
+        key: Key,
+        command: Sequence[str],
+        tenant: str | None = None,
+        *,
+        patience_s: float = math.inf,
     ) -> Sandbox | None:
         """Returns a sandbox behind a header, if there is one: at best with a fork that has served
-        this tenant, or else with a Lean that waits for its text with this command. A repeated
-        header is preloaded."""
+        this tenant, or else with a Lean that waits for its text with this command.
+
+        A header that is likely to come again is preloaded. Its texts wait for that at most
+        ``patience_s``, since to import it themselves would take as long, and a processor more. At
+        0 none is preloaded.
+        """
+        if key not in self._preloaded and patience_s:
+            await self._consider(key)
         found = self._preloaded.get(key)
         if found is None:
-            self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] >= self.rules.preload_after and not self._making:
-                self.expect(key)
             return None
-        if found.zygote is None or not found.zygote.alive:
+        if found.zygote is None and found.near and patience_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await found.settled.wait()
+        if found.zygote is None or not found.zygote.alive or self._preloaded.get(key) is not found:
             return None
+        found.served += 1
+        if found.served == self.rules.share_after and not found.shares:
+            found.begin(self._share(key, found), self._making)
         self._preloaded[key] = self._preloaded.pop(key)
         found.taken += 1
         self._most_taken = max(self._most_taken, self._taken())
         self.idle.clear()
         began_s = time.monotonic()
         try:
-            for sandbox in found.best(command, tenant, full=self._is_full()):
+            idle = sum(len(each.idle) for each in self._preloaded.values())
+            full = idle >= _MOST_IDLE * self._most_taken
+            for sandbox in found.best(command, tenant, full=full):
                 found.idle.remove(sandbox)
                 if sandbox.alive:
                     sandbox.shares = found.shares
@@ -207,10 +241,7 @@ class ForkServer:
         self.expect(key)
         if key not in self._preloaded:
             return False
-        if (making := self._preloaded[key].making) is not None:
-            await asyncio.wait([making])
-            if not making.cancelled():  # or it was dropped, which is no fault of this text
-                making.result()
+        await self._preloaded[key].settled.wait()
         found = self._preloaded.get(key)
         return found is not None and found.zygote is not None and found.zygote.alive
 
@@ -223,7 +254,8 @@ class ForkServer:
             self.idle.set()
         if found is None or self._closed or self.unavailable or not sandbox.alive:
             await sandbox.close()
-            await self._end_unused()
+            if self.unavailable:
+                await self.give_up(self.unavailable)
             return
         sandbox.clear()
         found.idle.append(sandbox)
@@ -235,10 +267,6 @@ class ForkServer:
         idle = [each.idle for each in self._preloaded.values() if each.idle]
         if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
             await idle[0].popleft().close()
-
-    def _is_full(self) -> bool:
-        idle = sum(len(each.idle) for each in self._preloaded.values())
-        return idle >= _MOST_IDLE * self._most_taken
 
     async def lend(self, key: Key) -> Sandbox:
         """Lends a sandbox behind a header, which is preloaded first if need be, until :meth:`end`.
@@ -259,13 +287,17 @@ class ForkServer:
         await sandbox.close()
 
     async def preload(self, key: Key, *, anew: bool = False) -> None:
-        """Preloads a header; raises SandboxError if it cannot."""
+        """Preloads a header, and proves that its forks serve several texts; raises SandboxError if
+        it cannot be preloaded."""
         found = self._preloaded[key] = _Preloaded()
         try:
             await self._preload(key, found, anew=anew)
+            await self._share(key, found, anew=anew)
         except BaseException:
             self._preloaded.pop(key, None)
             raise
+        finally:
+            found.settled.set()
 
     def held_bytes(self) -> dict[Key, int]:
         """Returns the memory of each header that is preloaded; the one used least recently comes
@@ -294,15 +326,27 @@ class ForkServer:
         for key in list(self._preloaded):
             await self._drop(key)
 
-    def expect(self, key: Key) -> None:
-        """Begins to preload a header in the background, unless it is preloaded or cannot be."""
+    def expect(self, key: Key, *, near: bool = False) -> None:
+        """Begins to preload a header in the background, unless it is preloaded or cannot be.
+        ``near``: this machine's forks, or the header's, are known to be proved."""
         refused = self._seen.get(key, 0) < 0
         if refused or key in self._preloaded or self.unavailable or self._closed:
             return
-        found = self._preloaded[key] = _Preloaded()
-        found.making = asyncio.create_task(self._make(key, found))
-        self._making.add(found.making)
-        found.making.add_done_callback(self._making.discard)
+        found = self._preloaded[key] = _Preloaded(near=near)
+        found.begin(self._make(key, found), self._making)
+        self.expects(key)
+
+    async def _consider(self, key: Key) -> None:
+        """Begins to preload the header of a text, if it is likely to come again."""
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        if seen < 0:
+            return
+        passes = [memory_of(self.environment, each) for each in (key, BARE_HEADER)]
+        is_proved, near = await asyncio.to_thread(_first_and_any, passes)
+        is_likely = is_proved or seen >= self.rules.preload_after or not self._preloaded
+        imports = sum(each.zygote is None for each in self._preloaded.values())
+        if is_likely and imports < self.slots:
+            self.expect(key, near=near)
 
     def _taken(self) -> int:
         return sum(each.taken for each in self._preloaded.values())
@@ -310,6 +354,8 @@ class ForkServer:
     async def _make(self, key: Key, found: _Preloaded) -> None:
         try:
             await self._preload(key, found)
+            if await asyncio.to_thread(memory_of(self.environment, key, SHARED).is_kept):
+                await self._share(key, found)
         except (SandboxError, OSError) as error:
             self._preloaded.pop(key, None)
             if isinstance(error, HeaderFailsError) and await self._prover.is_header_wrong(key):
@@ -335,46 +381,39 @@ class ForkServer:
         """Preloads a header, and proves it ``anew``, or if no pass is remembered."""
         memory = memory_of(self.environment, key)
         started_s = time.monotonic()
-        passed = not anew and await asyncio.to_thread(memory.is_kept)
-        known: list[RunBytes] = []
-        if not passed:
+        if not anew and await asyncio.to_thread(memory.is_kept):
+            found.near = True
+            zygote = await self._prover.new_zygote(key)
+        else:
             await self._prover.prove_machine(anew=anew)
-        zygote = await self._prover.new_zygote(key)
-        shares = not self.unshared and not zygote.unwatched
-        try:
-            if not passed:
-                known = await self._prover.prove(key, zygote, header_trials(key))
-                await asyncio.to_thread(memory.keep)
-            if shares:
-                shares = await self._is_shared(key, zygote, known, anew=anew)
-        except BaseException:
-            await zygote.close()
-            raise
+            found.near = True
+            zygote = await self._prover.proved_zygote(key)
+            await asyncio.to_thread(memory.keep)
         count("leanq_fork_server_total", "preloaded")
         took_s = time.monotonic() - started_s
         log.info("preloaded %s in %.1f s, %d MB", short(key), took_s, zygote.memory_bytes >> 20)
         found.zygote = zygote
+        found.settled.set()
         await self._make_room(key)
-        if shares:
-            # The first time, this reads all libraries.
-            with contextlib.suppress(SandboxError):
-                await asyncio.to_thread(evaluators, self.environment)
-                found.shares = True
 
-    async def _is_shared(
-        self, key: Key, zygote: Zygote, known: Sequence[RunBytes], *, anew: bool
-    ) -> bool:
-        """Proves that one fork can serve several texts, unless a pass is remembered."""
+    async def _share(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
+        """Has forks serve several texts each, once that is proved, ``anew`` or unless a pass is
+        remembered."""
+        zygote = found.zygote
+        if self.unshared or zygote is None or zygote.unwatched:
+            return
         memory = memory_of(self.environment, key, SHARED)
-        if not anew and await asyncio.to_thread(memory.is_kept):
-            return True
         try:
-            await self._prover.prove_sharing(key, zygote, known)
+            if anew or not await asyncio.to_thread(memory.is_kept):
+                await self._prover.prove_sharing(key, zygote)
+                await asyncio.to_thread(memory.keep)
+            # The first time, this reads all libraries.
+            await asyncio.to_thread(evaluators, self.environment)
+            found.shares = True
         except DiffersError as error:
             self.share_no_more(str(error))
-            return False
-        await asyncio.to_thread(memory.keep)
-        return True
+        except (SandboxError, OSError) as error:
+            log.info("forks behind %s serve one text each: %s", short(key), error)
 
     def share_no_more(self, why: str) -> None:
         """Gives each text a fork of its own from now on."""
@@ -395,16 +434,7 @@ class ForkServer:
         if found is None:  # another task ends it
             return
         self._seen.pop(key, None)  # it may come again
-        await to_its_end(self._end(found))
-
-    async def _end(self, found: _Preloaded) -> None:
-        if found.making is not None:
-            found.making.cancel()
-            await asyncio.gather(found.making, return_exceptions=True)
-        while found.idle:  # and one that is taken meanwhile may be closed there
-            await found.idle.popleft().close()
-        if found.zygote is not None:
-            await found.zygote.close()
+        await to_its_end(found.end())
 
     async def _refused(self, error: SandboxError, *, is_death: bool) -> None:
         """Notes that there is no fork for a text; ``is_death``: nor will there be."""
@@ -420,18 +450,14 @@ class ForkServer:
         """Preloads nothing any more, and ends what is preloaded once no text is behind it."""
         if not self.unavailable:
             self._say_given_up(why)
-        await self._end_unused()
+        if not self._taken():
+            for key in list(self._preloaded):
+                await self._drop(key)
 
     def _say_given_up(self, why: str) -> None:
         count("leanq_fork_server_total", "given_up")
         log.warning("the fork server is given up, Lean starts anew for each text: %s", why)
         self.unavailable = why
-
-    async def _end_unused(self) -> None:
-        """Ends the zygotes of a fork server that is given up, once no text is behind one."""
-        if self.unavailable and not self._taken():
-            for key in list(self._preloaded):
-                await self._drop(key)
 
 
 @dataclass(frozen=True)
@@ -519,8 +545,14 @@ class Comparisons:
             log.info("a text that can tell a fork says something else in one: %s", different)
             found = self.forks._preloaded.get(key)
             if found is not None and found.zygote is not None:
-                await self.prover.prove(key, found.zygote, header_trials(key))
+                await self.prover.prove(key, found.zygote, [header_trial(key)])
         return ""
+
+
+def _first_and_any(passes: Sequence[PassMemory]) -> tuple[bool, bool]:
+    """Returns whether the first pass is remembered, and whether one of them is."""
+    found = [each.is_kept() for each in passes]
+    return found[0], any(found)
 
 
 async def fault_of_forks(environment: Environment, header: str, *, anew: bool = True) -> str:
@@ -537,24 +569,3 @@ async def fault_of_forks(environment: Environment, header: str, *, anew: bool = 
         return ""
     finally:
         await forks.close()
-
-
-def forkable_header(environment: Environment, code: str) -> str | None:
-    """Returns the header that a zygote can import for this text; None if Lean has to start for it.
-    Lean compares it with the text's own, so a misread header only costs an import."""
-    header = split_header(code)
-    if len(header.text) > _MOST_HEADER_CHARS:
-        return None
-    text = "".join(f"{words}\n" for words, _ in header_statements(header))
-    if not _PLAIN_HEADER.fullmatch(text) or _needs_loop(code[header.end_offset :]):
-        return None
-    return None if environment.missing(header) else text
-
-
-def _needs_loop(text: str) -> bool:
-    """Returns whether a text has a program that may wait for libuv's loop."""
-    # A pattern would take a second for each few megabytes, in which nothing else is done.
-    lower = text.lower()
-    if not any(word in lower for word in _NEEDS_LOOP):
-        return False
-    return len(text) > _MOST_CHARS_READ or can_act(text)

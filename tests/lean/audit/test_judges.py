@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -354,6 +355,44 @@ async def test_a_judge_that_dies_between_two_files_costs_neither(
             await eventually(lambda: not Path(f"/proc/{judge}").exists())
         found = await judged(judges, [honest])
         assert (found.proved, found.limit) == (True, "")
+    finally:
+        await judges.close()
+
+
+@pytest.mark.slow
+async def test_files_that_come_together_have_one_process_import_for_them(
+    core: Environment, honest: bytes
+) -> None:
+    judges = Judges(core, slots=3)
+    try:
+        assert not await judges.unavailable()
+        before = COUNTS["leanq_lean_starts_total", "server"]
+        for _ in range(2):
+            judges.expect(split_header(PRELUDE))
+        files = [asyncio.create_task(judged(judges, [honest])) for _ in range(3)]
+        await asyncio.wait(files, return_when=asyncio.FIRST_COMPLETED)
+        assert COUNTS["leanq_lean_starts_total", "server"] - before == 1
+        assert all(each.proved for each in await asyncio.gather(*files))
+    finally:
+        await judges.close()
+
+
+@pytest.mark.slow
+async def test_a_file_waits_no_longer_for_another_than_an_import_takes(
+    core: Environment, lean: Lean, large: bytes
+) -> None:
+    own = read_parts(lean.compile("prelude\naxiom a : Prop\n", name="Own"))
+    judges = Judges(core, slots=2)
+    try:
+        header = "prelude\naxiom a : Prop\n"
+        assert (await judged(judges, own, header)).proved
+        before, pids = COUNTS["leanq_lean_starts_total", "server"], judge_pids()
+        slow = asyncio.create_task(judged(judges, [large], header))
+        await eventually(lambda: judge_pids() != pids)
+        assert (await judged(judges, own, header)).proved
+        assert not slow.done()
+        assert COUNTS["leanq_lean_starts_total", "server"] - before == 1
+        await slow
     finally:
         await judges.close()
 

@@ -40,9 +40,17 @@ from support.waiting import eventually
 from leanq.errors import SandboxError
 from leanq.lean import pass_memory
 from leanq.lean.environment import Environment, python_folders
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.preloaded import Preloaded, PreloadError, letters
-from leanq.lean.fork_server.proof import Key, Prover, RunBytes, compiled_by, memory_of
-from leanq.lean.fork_server.server import ForkServer, forkable_header
+from leanq.lean.fork_server.proof import (
+    BARE_HEADER,
+    Key,
+    Prover,
+    RunBytes,
+    compiled_by,
+    memory_of,
+)
+from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.process import Lean, _is_doubtful
 from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, bare_python
@@ -238,13 +246,12 @@ def test_a_long_text_is_looked_through_at_once(core: Environment) -> None:
     assert forkable_header(core, text + "-- IO.Sleep\n") is None
 
 
-@pytest.mark.slow
-async def test_a_header_that_comes_again_is_preloaded(core: Environment) -> None:
+async def test_a_worker_preloads_nothing_for_its_own_trial(core: Environment) -> None:
     async with opened(core, forked=True) as lean:
-        async with lean.slot() as slot:
-            await lean.run(slot, "prelude\n", LIMITS)
-            assert not was_forked(slot)
-        await forked_once(lean, "prelude\n")
+        assert lean.forks is not None
+        assert not lean.forks.pids()
+        await lean.prove()
+        assert not lean.forks.pids()
 
 
 async def test_runs_with_other_arguments_share_a_process(core: Environment) -> None:
@@ -285,17 +292,95 @@ def proved_headers(core: Environment, number: int) -> list[Key]:
     return keys
 
 
-async def test_headers_are_preloaded_one_at_a_time(core: Environment) -> None:
-    forks = ForkServer(core, RULES)
-    keys = proved_headers(core, 5)
+async def took(forks: ForkServer, key: Key, patience_s: float = 60.0) -> bool:
+    """Whether a text with this header comes to a fork."""
+    command = forks.environment.command(COMPILE)
+    sandbox = await forks.take(key, command, patience_s=patience_s)
+    if sandbox is not None:
+        await forks.give_back(key, sandbox, command)
+    return sandbox is not None
+
+
+@contextlib.asynccontextmanager
+async def fork_server(
+    environment: Environment, rules: ForkRules = RULES, slots: int = 1
+) -> AsyncIterator[ForkServer]:
+    forks = ForkServer(environment, rules, slots=slots)
     try:
-        for key in keys:
-            assert await forks.take(key, core.command(COMPILE)) is None
-        await eventually(lambda: len(forks.pids()) == 1, deadline_s=60.0)
-        await eventually(partial(serves, forks, keys[1]), deadline_s=60.0)
-        assert len(forks.pids()) == 2
+        yield forks
     finally:
         await forks.close()
+
+
+async def test_texts_wait_for_the_one_import_of_their_header(core: Environment) -> None:
+    async with fork_server(core) as forks:
+        expected: list[Key] = []
+        forks.expects = expected.append
+        [key] = proved_headers(core, 1)
+        assert await asyncio.gather(*(took(forks, key) for _ in range(4))) == [True] * 4
+        assert expected == [key]
+        assert len(forks.pids()) == 1
+
+
+async def test_the_first_header_is_preloaded_with_its_first_text_and_others_with_a_later_one(
+    core: Environment,
+) -> None:
+    memory_of(core, BARE_HEADER).keep()
+    first, second = (f"prelude {' ' * n}\nimport Core\n" for n in range(30, 32))
+    async with fork_server(core, replace(RULES, preload_after=3)) as forks:
+        assert await took(forks, first)
+        assert [await took(forks, second) for _ in range(3)] == [False, False, True]
+    async with fork_server(core, replace(RULES, preload_after=3)) as forks:
+        # Their proofs are remembered.
+        assert [await took(forks, key) for key in (first, second)] == [True, True]
+
+
+async def test_texts_do_not_wait_for_the_proof_of_the_machine(
+    core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pass_memory, "_passed", set())
+    async with fork_server(replace(core, cache=tmp_path)) as forks:
+        assert not await took(forks, HEADER)
+        assert not forks.held_bytes()
+        assert await forks.is_ready(HEADER)
+        assert await took(forks, HEADER)
+
+
+async def test_no_text_waits_longer_than_it_may(
+    core: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a header that never ends."""
+
+    async def never(prover: Prover, key: Key) -> Zygote:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Prover, "new_zygote", never)
+    [key, other] = proved_headers(core, 2)
+    async with fork_server(core) as forks:
+        began_s = time.monotonic()
+        assert not await took(forks, key, patience_s=0.2)
+        assert 0.2 <= time.monotonic() - began_s < 5.0
+        # One that may not wait has nothing preloaded, and nor has one for which there is no slot.
+        assert not await took(forks, other, patience_s=0.0)
+        assert not await took(forks, other)
+        assert list(forks.held_bytes()) == []
+
+
+async def test_as_many_headers_are_preloaded_at_once_as_there_are_slots(core: Environment) -> None:
+    keys = proved_headers(core, 3)
+    async with fork_server(core, slots=2) as forks:
+        found = await asyncio.gather(*(took(forks, key) for key in keys))
+        assert sorted(found) == [False, True, True]
+
+
+async def test_a_text_that_stops_waiting_costs_the_others_nothing(core: Environment) -> None:
+    [key] = proved_headers(core, 1)
+    async with fork_server(core) as forks:
+        texts = [asyncio.create_task(took(forks, key)) for _ in range(2)]
+        assert not (await asyncio.wait(texts, timeout=0.05))[0]
+        texts[0].cancel()
+        assert await texts[1]
 
 
 async def test_a_text_that_waits_for_its_header_outlives_the_fork_server(
@@ -311,20 +396,12 @@ async def test_a_text_that_waits_for_its_header_outlives_the_fork_server(
         await forks.close()
 
 
-async def serves(forks: ForkServer, key: Key) -> bool:
-    command = forks.environment.command(COMPILE)
-    sandbox = await forks.take(key, command)
-    if sandbox is not None:
-        await forks.give_back(key, sandbox, command)
-    return sandbox is not None
-
-
 @pytest.mark.slow
 async def test_a_header_that_made_room_for_another_is_preloaded_again(core: Environment) -> None:
     forks = ForkServer(core, replace(RULES, memory_bytes=1))
     try:
         for key in 3 * proved_headers(core, 2):
-            await eventually(partial(serves, forks, key), deadline_s=60.0)
+            await eventually(partial(took, forks, key), deadline_s=60.0)
             await eventually(lambda: len(forks.pids()) == 1)
     finally:
         await forks.close()
@@ -360,7 +437,7 @@ async def test_two_may_end_the_same_headers(core: Environment) -> None:
     forks = ForkServer(core, RULES)
     try:
         for key in proved_headers(core, 2):
-            await eventually(partial(serves, forks, key), deadline_s=60.0)
+            await eventually(partial(took, forks, key), deadline_s=60.0)
     finally:
         await asyncio.gather(forks.close(), forks.close())
     assert not forks.pids()
@@ -370,7 +447,7 @@ async def test_two_may_end_the_same_headers(core: Environment) -> None:
 async def test_a_header_by_which_lean_says_something_else_costs_no_other(site: Site) -> None:
     """Whoever sends a text chooses its header."""
     odd, fine = f"{HEADER}import Core\n", HEADER
-    async with opened(talkative(site, "import Core\nimport Core"), forked=True) as lean:
+    async with opened(talkative(site, "import Core*import Core"), forked=True) as lean:
         forks = lean.forks
         assert forks is not None
         refused = COUNTS["leanq_fork_server_total", "header_refused"]
@@ -392,11 +469,11 @@ async def test_few_sandboxes_wait_behind_any_number_of_headers(core: Environment
     forks = ForkServer(core, RULES)
     try:
         for key in proved_headers(core, 6):
-            await eventually(partial(serves, forks, key), deadline_s=60.0)
+            await eventually(partial(took, forks, key), deadline_s=60.0)
         zygotes = [children(pid)[0] for pid in forks.pids()]
         assert len(zygotes) == 6
         await eventually(lambda: sum(len(children(pid)) for pid in zygotes) <= 4)
-        assert await serves(forks, proved_headers(core, 1)[0])
+        assert await took(forks, proved_headers(core, 1)[0])
     finally:
         await forks.close()
 
@@ -450,16 +527,10 @@ async def test_a_proof_is_remembered(
 ) -> None:
     monkeypatch.setattr(pass_memory, "_passed", set())
     environment = replace(core, cache=tmp_path)
-    async with opened(environment, forked=True, rules=replace(RULES, preload_after=4)) as lean:
-        for _ in range(3):
-            async with lean.slot() as slot:
-                await lean.run(slot, HEADER + PROOF, LIMITS)
-        assert lean.forks is not None
-        assert not lean.forks.pids()
-        assert not list(tmp_path.rglob("*.passed"))
-        await forked_once(lean, HEADER + PROOF)
     # They are of this machine, of the header, and of its forks that serve several texts.
-    assert len(list(tmp_path.rglob("*.passed"))) == 3
+    async with opened(environment, forked=True) as lean:
+        await forked_once(lean, HEADER + PROOF)
+        await eventually(lambda: len(list(tmp_path.rglob("*.passed"))) == 3)
     monkeypatch.setattr(pass_memory, "_passed", set())  # as in another process
     passed: list[pass_memory.PassMemory] = []
     monkeypatch.setattr(pass_memory.PassMemory, "keep", lambda memory: passed.append(memory))
@@ -467,12 +538,14 @@ async def test_a_proof_is_remembered(
         await forked_once(lean, HEADER + PROOF)
         assert not passed
         await forked_once(lean, "module\nprelude\n")
-        assert len(passed) == 2  # the header's alone: of its forks, and of those that several share
+        # The header's alone: of its forks, and of those that several share.
+        await eventually(lambda: len(passed) == 2)
 
 
 def talkative(site: Site, about: str = "") -> Environment:
-    """One whose Lean says an empty line more where it starts for a text with these words."""
-    script = '/bin/cat > text; case "$(/bin/cat text)" in *"$0"*) echo;; esac; exec "$@" < text'
+    """One whose Lean says an empty line more where it starts for a text with these words, in which
+    a star stands for any."""
+    script = '/bin/cat > text; case "$(/bin/cat text)" in *$0*) echo;; esac; exec "$@" < text'
     return site.behind("/bin/sh", "-c", script, about)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,12 @@ class EagerForkServer(ForkServer):
         self._trying = asyncio.Lock()
 
     async def take(
-        self, key: Key, command: Sequence[str], tenant: str | None = None
+        self,
+        key: Key,
+        command: Sequence[str],
+        tenant: str | None = None,
+        *,
+        patience_s: float = math.inf,
     ) -> Sandbox | None:
         async with self._trying:
             if key not in self._tried:
@@ -33,4 +39,4 @@ class EagerForkServer(ForkServer):
                     await self.preload(key)
                 except (SandboxError, OSError):
                     return None
-        return await super().take(key, command, tenant)
+        return await super().take(key, command, tenant, patience_s=patience_s)

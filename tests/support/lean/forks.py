@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.proof import RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header
+from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.process import Lean, Slot
 from leanq.lean.sandbox.sandbox import Limits
 from support.waiting import eventually
 
 LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=4 << 30)
-RULES = ForkRules(preload_after=1, compare_every=0)
+RULES = ForkRules(preload_after=1, share_after=1, compare_every=0)
 COMPILE = ("-o", "LeanqSubmission.olean")
 # A few texts take longer, such as those whose stack overflows: they are not compared.
 SHORT = replace(LIMITS, cpu_s=5.0)
