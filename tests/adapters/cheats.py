@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 STATEMENT = "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry"
 PROOF = "And.intro h.right h.left"
@@ -75,12 +73,6 @@ CHEATING_PROOFS: Mapping[str, str] = {
     "end_of_fence": "sorry\n```\n```lean\nsorry",
 }
 """Proofs alone that earn nothing."""
-
-
-def write_problems(path: Path, count: int = 1) -> None:
-    """A data set: the statement under ``count`` names."""
-    rows = ({"id": f"p{number}", "statement": STATEMENT} for number in range(count))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def directly(count: int) -> float:

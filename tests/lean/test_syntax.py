@@ -155,55 +155,6 @@ def test_names_differ_and_follow_the_salt() -> None:
     assert name_examples(code, "pepper") != named
 
 
-CORPUS = """prelude
-import Core
-set_option linter.all false
-axiom p : Prop
-axiom h : p
-axiom n : Nat
-class K (α : Type) where
-  k : α
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "example",
-    [
-        "example : p := h",
-        "example (q : Prop) : q → q := by intro x\n                                 exact x",
-        "private example : p := h",
-        "noncomputable example : Nat := n",
-        "private noncomputable example : Nat := n",
-        "noncomputable section\nexample : Nat := n\nend",
-        "open Bool in example : Bool := true",
-        "set_option pp.all true in\nexample : Bool := true",
-        "@[reducible] example : Bool := true",
-        "/-- A doc. -/ example : Bool := true",
-        "namespace Foo\nvariable (q : Prop) (x : q)\nexample : q := x\nend Foo",
-        "example : K Nat where\n  k := Nat.zero",
-        "example := Nat.zero",
-        "section\nuniverse u\nexample (α : Sort u) : α → α := fun x => x\nend",
-        "unsafe example : Nat := Nat.zero",
-        "partial example : Nat := Nat.zero",
-        "example : p := x where\n  x : p := h",
-        "def x : Nat := Nat.zero example : p := h",
-        "/-/- -/ example : p := h",
-        "/-- -- -/ x\n-/ example : p := h",
-    ],
-)
-def test_a_definition_does_for_every_example(lean: Lean, tmp_path: Path, example: str) -> None:
-    code = CORPUS + example
-    assert lean.run(code, folder=tmp_path) == []
-    before = {each.name for each in read_module(tmp_path / "Candidate.olean").constants}
-    named = name_examples(code, "salt")
-    assert named is not None
-    # Lean may advise against a definition of this type; that is no error.
-    after = {each.name for each in read_module(lean.compile(named, folder=tmp_path)).constants}
-    (name,) = NAMED.findall(named)
-    assert {each[-1] for each in after - before if str(each[-1])[0] >= "𝕬"} == {name[4:]}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("code", ["/-/- -/ {}", "/-- -- -/ x\n-/ {}", "/-!/- -/ -/ {}", "/---/ {}"])
 def test_lean_sees_what_stands_behind_odd_comments(lean: Lean, tmp_path: Path, code: str) -> None:
