@@ -177,6 +177,9 @@ class Compilation:
     """One candidate: compiles it, and judges it if that is due.
 
     ``unmarked``: what it is without the target's marks.
+
+    Attributes:
+        fills_value: whether a judge has seen that what fills a hole is more than a proof.
     """
 
     lean: Lean
@@ -185,6 +188,7 @@ class Compilation:
     target: Target | None = None
     options: Sequence[str] = ()
     unmarked: str = ""
+    fills_value: bool = False
     _file: Parts | None = None
     _named: Parts | None = None
     _examples: Examples | None = None
@@ -258,6 +262,7 @@ class Compilation:
             return reply
         started = time.monotonic()
         judgement = await self._judgement(auditor.judges, self._file)
+        self.fills_value |= judgement.fills_value
         reply = replace(reply, cpu_s=reply.cpu_s + judgement.cpu_s, kernel=judgement.kernel)
         reply = await self._after_judge(auditor, reply, judgement)
         return replace(reply, audit_s=reply.audit_s + time.monotonic() - started)

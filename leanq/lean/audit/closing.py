@@ -53,8 +53,9 @@ _LEFT_OUT = (
     "Lean keeps nothing of what stands in this hole: nothing that is proved uses it, or another "
     "hole of its definition states the same; close the other holes first"
 )
-_GOAL_OPEN = "its goal, or a hypothesis, rests on another open hole; close that one first"
-_USES_OPEN = "it uses what stands in another hole, which is open; close that one first"
+_CLOSE_FIRST = "write what closes that one into the text first, and check the text again"
+_GOAL_OPEN = f"its goal, or a hypothesis, rests on another open hole; {_CLOSE_FIRST}"
+_USES_OPEN = f"it uses what stands in another hole, which is open; {_CLOSE_FIRST}"
 _RECURSIVE = (
     "with this tactic its declaration calls itself, which changes what the hole states; close the "
     "other holes of the text first"
@@ -89,11 +90,13 @@ class Closed(NamedTuple):
         refused: why it does not prove its hole, or None.
         survey: what its proof leads to.
         nodes: how many expressions were rebuilt.
+        is_value: whether the hole holds more than a proof.
     """
 
     refused: Difference | None
     survey: Survey
     nodes: int
+    is_value: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +118,18 @@ class Marks(NamedTuple):
         beside: all others that are open.
         compared: those that have to state in both files the same.
         unfilled: the axiom in those that are open, likewise.
+        is_seen: whether no marker hides what fills them from the declarations beside that of the
+            hole, which are compared instead.
     """
 
     hole: str
     is_inner: bool
-    filled: Collection[str]
+    filled: Sequence[str]
     open_: Collection[str]
     beside: Collection[str]
     compared: Collection[str]
     unfilled: str
+    is_seen: bool = False
 
 
 def close(
@@ -147,13 +153,13 @@ def close(
     refused, found = None, Survey(frozenset(), (), frozenset())
     try:
         closing.check_declared()
-        if marks.hole:
+        if marks.hole and not marks.is_seen:
             found = closing.run()
         for each in marks.compared:
             closing.compare(each)
     except _RefusalError as refusal:
         refused = refusal.difference
-    return Closed(refused, found, closing.nodes)
+    return Closed(refused, found, closing.nodes, closing.is_value)
 
 
 class _Judge(Judge):
@@ -231,6 +237,9 @@ class _Closing:
         self._unknown = unfilled | self._after.holes - {SORRY}
         self._ours = self._markers | unfilled | self._after.holes
         self._given = _Given(kernel, tried, renamed, self._markers, unfilled, self._open)
+        self.is_value = False
+        held = self._before.held(self._places) if marks.is_seen else []
+        self._around = {each.root for each in held}
         # The other file may lack what Lean made for the source, or name it otherwise.
         self._made = made[0]
         others = {name: (_OPENED, *name) for name in made[0]}
@@ -273,6 +282,7 @@ class _Closing:
         stated, held = before.held(self._places), after.held(self._places)
         if not stated or not held:
             raise _RefusalError((), "hole_left_out", _LEFT_OUT)
+        self.is_value = not all(after.is_proof(each) for each in held)
         for each in stated:
             names = self._behind_statement(before, each)
             if not names.isdisjoint(before.holes):
@@ -338,7 +348,7 @@ class _Closing:
                 raise _RefusalError(held.root, "hole_open", _USES_OPEN)
             if not self._comes_before(name, held.root):
                 text = f"it uses {display(name)}, which is open and does not come before it"
-                raise _RefusalError(held.root, "hole_uses_hole", f"{text}; close that one first")
+                raise _RefusalError(held.root, "hole_uses_hole", f"{text}; {_CLOSE_FIRST}")
         return reached
 
     def _moved(self, held: Held, names: Iterable[Name]) -> set[Name]:
@@ -403,7 +413,9 @@ class _Closing:
         self._in_two_ways(marker, self._compare)
 
     def _compare(self, before: Marked, after: Marked) -> None:
-        stated, found = (each.held(self._places) for each in (before, after))
+        stated, every = (each.held(self._places) for each in (before, after))
+        # Behind a value, its own declaration may say what it is.
+        found = [each for each in every if each.root not in self._around]
         is_known = all(self._is_known(before, each, number) for number, each in enumerate(stated))
         if found and self._is_inner and not is_known:
             raise _RefusalError(found[0].root, "hole_open", _ABOUT_OPEN)
@@ -544,7 +556,7 @@ class _Closing:
         open_ = sorted(map(display, self._open.intersection(reached)))
         if open_:
             names = ", ".join(open_[:_MOST_NAMED])
-            text = f"it needs to know what {names} is, which is open; close that one first"
+            text = f"it needs to know what {names} is, which is open; {_CLOSE_FIRST}"
             return _RefusalError(held.root, "hole_open", text)
         return error or DisagreementError(
             "kernel_refused", f"Lean's kernel does not accept what stands in this hole: {why}"

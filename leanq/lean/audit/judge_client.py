@@ -79,6 +79,7 @@ class Judgement(msgspec.Struct, frozen=True):
         unsettled: names that may mean something else than the kernel takes for granted, and why.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
+        fills_value: whether what fills a hole is more than a proof.
         ran_at: where the text declares each constant that it ran: the line and the column.
         kernel: the version of the Lean whose kernel judged; None where none did.
         cpu_s: CPU seconds that judging took.
@@ -101,6 +102,7 @@ class Judgement(msgspec.Struct, frozen=True):
     unsettled: dict[str, str] = {}
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
+    fills_value: bool = False
     ran_at: tuple[tuple[int, int] | None, ...] = ()
     kernel: str | None = None
     cpu_s: float = 0.0

@@ -211,14 +211,14 @@ class _Bench:
         marks = Marks(**order["marks"])
         markers: set[Name] = {(each,) for each in (*marks.filled, *marks.open_, *marks.beside)}
         _, differences, ending = self._compared(opened, tried, order, markers)
-        found, nodes = Survey(frozenset(), (), frozenset()), 0
+        found, nodes, is_value = Survey(frozenset(), (), frozenset()), 0, False
         self._stated = []
         if self.kernel is not None and not differences:
             before, after = (
                 File(image, {name: raw for name, raw in every.items() if name not in ending})
                 for image, every in ((opened, opened.constants()), (tried, constants))
             )
-            refused, found, nodes = close(self.kernel, before, after, marks, renamed)
+            refused, found, nodes, is_value = close(self.kernel, before, after, marks, renamed)
             differences += [refused] if refused else []
         return {
             "proved": self.kernel is not None,
@@ -226,6 +226,7 @@ class _Bench:
             "survey": _surveyed(found),
             "differences": differences,
             "nodes": nodes,
+            "fills_value": is_value,
         }
 
     def _compared(

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from leanq.lean.audit import shapes
-from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit.image import BOXED_ZERO, Image, Name, Raw
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
 from leanq.lean.audit.olean import as_written
 from leanq.lean.audit.rebuild import Rebuilder
@@ -43,10 +43,12 @@ class _Part(NamedTuple):
     """A part of a constant: the binders around it, outermost first, and the term there or the
     constant that has it.
 
-    Addresses of expressions; ``type_`` and ``term`` are 0 where ``use`` says which constant it is.
+    Addresses of expressions and of the marker's level; those but the binders' are 0 where ``use``
+    says which constant it is.
     """
 
     binders: tuple[int, ...]
+    level: int = 0
     type_: int = 0
     term: int = 0
     use: _Use | None = None
@@ -116,6 +118,10 @@ class Marked:
                     if len(found) > _MOST_COPIES:
                         raise KernelLimitError(_TOO_MANY)
         return found
+
+    def is_proof(self, held: Held) -> bool:
+        """Returns whether a hole holds a proof, by the level of its marker."""
+        return self._image.linked(held.parts[-1].level) == [BOXED_ZERO]
 
     def leads(self, name: Name) -> bool:
         """Returns whether a constant's value has the marker, perhaps through constants that Lean
@@ -194,7 +200,7 @@ class Marked:
                 if words[head] >> 48 == shapes.CONST:
                     name = image.name(words[head + 1])
                     if name == self.marker and len(args) > 1:
-                        yield _Part(binders, args[0], args[1])
+                        yield _Part(binders, words[head + 2], args[0], args[1])
                         args = args[2:]
                     elif name in self._made and self.leads(name):
                         yield _Part(binders, use=_Use(name, words[head + 2], tuple(args)))

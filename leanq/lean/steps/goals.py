@@ -27,14 +27,42 @@ async def look(
     run: Callable[[Draft], Awaitable[Reply]],
     draft_with: Callable[[Mapping[int, Form]], Draft],
 ) -> Seen:
-    """Has Lean show the goals of holes, and finds their forms by that.
+    """Has Lean show the goals of holes, and finds their forms by that. Those of no known form are
+    left out unless they have a goal.
 
     ``run``: returns Lean's answer on a draft.
     """
-    missing: dict[int, Form] = {number: hole.form for number, hole in enumerate(holes)}
+    doubtful = {number for number, hole in enumerate(holes) if hole.form == "unknown"}
+    forms, goals = await _look(
+        {number: hole.form for number, hole in enumerate(holes) if number not in doubtful},
+        run,
+        draft_with,
+        _FLIPPED,
+    )
+    if doubtful:
+        found = await _look(dict.fromkeys(doubtful, "tactic"), run, draft_with, {})
+        forms, goals = forms | found[0], goals | found[1]
+    kept = [number for number in range(len(holes)) if number in goals or number not in doubtful]
+    return Seen(
+        tuple(Hole(holes[number].offset, forms.get(number, "unknown")) for number in kept),
+        {place: goals[number] for place, number in enumerate(kept) if number in goals},
+    )
+
+
+async def _look(
+    missing: dict[int, Form],
+    run: Callable[[Draft], Awaitable[Reply]],
+    draft_with: Callable[[Mapping[int, Form]], Draft],
+    flipped: Mapping[Form, Form],
+) -> tuple[dict[int, Form], dict[int, str]]:
+    """Returns the forms and the goals of those holes, by their first guesses, of which Lean shows a
+    goal.
+
+    ``flipped``: the second guesses.
+    """
     goals: dict[int, str] = {}
     forms: dict[int, Form] = {}
-    for _ in range(_MOST_PROBES):
+    for _ in range(_MOST_PROBES if missing else 0):
         draft = draft_with(missing)
         outcome = await run(draft)
         if outcome.verdict not in LEAN_VERDICTS:
@@ -45,7 +73,7 @@ async def look(
         forms |= {number: missing.pop(number) for number in found}
         # After one misread block Lean may have stopped, so the others can be right.
         misread = [number for number in missing if draft.is_misread(number, messages)]
-        missing |= {number: _FLIPPED.get(missing[number], "unknown") for number in misread}
+        missing |= {number: flipped.get(missing[number], "unknown") for number in misread}
         if not (found or misread):
             # The text may catch the errors of tactics, but not those of a term in one.
             caught = [number for number, form in missing.items() if form == "tactic"]
@@ -55,8 +83,7 @@ async def look(
         missing = {number: form for number, form in missing.items() if form != "unknown"}
         if not missing:
             break
-    known = (Hole(hole.offset, forms.get(number, "unknown")) for number, hole in enumerate(holes))
-    return Seen(tuple(known), goals)
+    return forms, goals
 
 
 def sorry_at(line: int, column: int, goal: str | None, state: str | None) -> Sorry:

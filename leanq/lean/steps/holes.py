@@ -44,8 +44,13 @@ _BEGINNINGS: Mapping[Form, str] = {"term": "(by {", "tactic": "({", "caught": "(
 _AXIOM = '@[extern "lean_sorry", never_extract] {}axiom {}.{{u}} {{α : Sort u}} {}: α\n'
 _MARKER_NAME = "_leanq_hole"
 _NOTATION = re.compile("notation|(?:in|pre|post)fix")
-# A notation's symbol that could begin in a block, or end one. Lean's symbols have no blanks.
-_OF_BLOCKS = re.compile(r"[@_?;})]\S*|by|sorry|exact|refine|all_goals|\S*[({]\S*|.*\\.*", re.DOTALL)
+# A notation's symbol that could begin in a block, end one, or stand where leanq sees a comment, a
+# string or a brace. Lean's symbols have no blanks.
+_OF_BLOCKS = re.compile(
+    r"[@_?;]\S*|by|sorry|admit|exact|refine|all_goals|\S*(?:[(){}'«]|--|/-)\S*|.*\\.*", re.DOTALL
+)
+# Only such a string can have a quotation mark in it.
+_RAW = re.compile(r'(?<![\w.\'!?])r#+"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,12 @@ class Given:
         )
 
 
-def find_holes(text: str) -> tuple[Hole, ...]:
-    """Returns each ``sorry`` and ``admit`` of a text, with the form that its place suggests."""
+def find_holes(text: str, *, doubtful: bool = False) -> tuple[Hole, ...]:
+    """Returns each ``sorry`` and ``admit`` of a text, with the form that its place suggests.
+
+    With ``doubtful``, also each ``admit`` that may be a name instead, as ``unknown``: Lean has to
+    say what it is.
+    """
     holes: list[Hole] = []
     before = 0
     # Most texts have none, and a search is much faster than reading them.
@@ -91,6 +100,8 @@ def find_holes(text: str) -> tuple[Hole, ...]:
             is_tactic |= token.text == _ADMIT and text.endswith("=>", 0, before)
             if is_tactic or token.text == _SORRY:
                 holes.append(Hole(token.start, "tactic" if is_tactic else "term"))
+            elif doubtful:
+                holes.append(Hole(token.start, "unknown"))
         before = token.end
     return tuple(holes)
 
@@ -167,8 +178,11 @@ def reads_blocks(code: str) -> str | None:
 
     Comments can have quotation marks, so whatever stands between two of these may be a symbol.
     """
-    between = code.split('"')[1:-1] if _NOTATION.search(code) else []
-    return next(filter(_OF_BLOCKS.fullmatch, map(str.strip, between)), None)
+    if not _NOTATION.search(code):
+        return None
+    if raw := _RAW.search(code):
+        return raw[0]
+    return next(filter(_OF_BLOCKS.fullmatch, map(str.strip, code.split('"')[1:-1])), None)
 
 
 def is_genuine(recipe: Recipe) -> bool:
@@ -178,10 +192,14 @@ def is_genuine(recipe: Recipe) -> bool:
             return False
     texts = [(recipe.source.code, recipe.source.holes)]
     texts += [(tactic.text, tactic.holes) for tactic in recipe.tactics]
-    return all(
-        [hole.offset for hole in find_holes(text)] == [hole.offset for hole in holes]
-        for text, holes in texts
-    )
+    for text, holes in texts:
+        offsets = [hole.offset for hole in holes]
+        possible = find_holes(text, doubtful=True)
+        if offsets != [hole.offset for hole in possible if hole.offset in offsets]:
+            return False
+        if any(hole.form != "unknown" and hole.offset not in offsets for hole in possible):
+            return False
+    return True
 
 
 def _at(text: str, offset: int, why: str) -> Message:
@@ -237,13 +255,15 @@ class Draft:
         self._column = len(text) - line_start + (0 if line_start else self._column)
         return Span(self._length - len(text), self._length)
 
-    def fill(self, text: str, holes: Sequence[Hole], fill: Callable[[int, Hole], object]) -> Span:
-        """Appends ``text``; ``fill`` appends the content of each hole."""
+    def fill(self, text: str, holes: Sequence[Hole], fill: Callable[[int, Hole], bool]) -> Span:
+        """Appends ``text``; ``fill`` appends the content of a hole, or returns that its word
+        stays."""
         start, done = self._length, 0
         for number, hole in enumerate(holes):
             self.add(text[done : hole.offset])
-            fill(number, hole)
             done = hole.offset + len(_SORRY)
+            if not fill(number, hole):
+                self.add(text[hole.offset : done])
         self.add(text[done:])
         return Span(start, self._length)
 
@@ -399,12 +419,26 @@ def draft_claims(recipe: Recipe, tactic: Tactic, level: int) -> tuple[Draft, lis
     return _draft(whole, base), claims[::-1]
 
 
+def draft_beside(recipe: Recipe, tactic: Tactic, outermost: Claim) -> tuple[Draft, Claim]:
+    """Drafts the text of `draft_claims` without the markers around what is filled, so that the
+    declarations and holes beside it see its value. Returns it with what has to hold of them.
+
+    ``outermost``: the last of those claims.
+    """
+    assert outermost.marks is not None
+    whole = structs.replace(recipe, tactics=(*recipe.tactics, tactic))
+    marks = outermost.marks._replace(hole=outermost.marks.filled[0], is_seen=True)
+    claim = outermost._replace(marks=marks)
+    return _draft(whole, _base(whole), is_seen=True), claim
+
+
 def _draft(
     recipe: Recipe,
     base: str = "",
     *,
     probes: Mapping[int, Form] | None = None,
     is_open: bool = False,
+    is_seen: bool = False,
 ) -> Draft:
     """Drafts the source of a state.
 
@@ -413,6 +447,7 @@ def _draft(
         probes: if the last tactic is on trial, the forms of those of its holes that get an empty
             block.
         is_open: whether the holes of the last tactic are open, or the source's without tactics.
+        is_seen: whether those that are filled have no marker.
     """
     is_marked = bool(base)
     of_source, *of_tactics = _markers(base, recipe)
@@ -447,15 +482,17 @@ def _draft(
         level: int,
         markers: Sequence[str],
     ) -> None:
-        def fill(number: int, hole: Hole) -> None:
+        def fill(number: int, hole: Hole) -> bool:
             marker = markers[number] if is_marked else ""
             if number == opened:
+                marker = "" if is_seen else marker
                 block = draft.add_block(hole.form, lambda: write(level), marker)
                 draft.blocks.insert(0, block)
-            elif is_marked and hole.form != "unknown":
+            elif marker and hole.form != "unknown":
                 draft.add_block(hole.form, lambda: draft.add(f"exact @{base}open _"), marker)
             else:
-                draft.add(_SORRY)
+                return False
+            return True
 
         draft.fill(text, holes, fill)
 
@@ -497,8 +534,7 @@ def _base(recipe: Recipe) -> str:
     return next(name for name in names if not any(name in text for text in texts))
 
 
-def _probe(draft: Draft, number: int, forms: Mapping[int, Form]) -> None:
+def _probe(draft: Draft, number: int, forms: Mapping[int, Form]) -> bool:
     if number in forms:
         draft.probes[number] = draft.add_block(forms[number], lambda: None)
-    else:
-        draft.add(_SORRY)
+    return number in forms

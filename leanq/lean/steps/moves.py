@@ -111,4 +111,4 @@ def other_environment(recipe: Recipe, environment: Environment) -> str:
 def _read(text: str) -> tuple[Given, Tactic, Message | None]:
     """Returns a tactic, and why it could leave its hole, if it could."""
     given = read_tactic(text)
-    return given, Tactic(given.text, find_holes(given.text)), misfit(text)
+    return given, Tactic(given.text, find_holes(given.text, doubtful=True)), misfit(text)

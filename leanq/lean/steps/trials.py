@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -18,10 +19,11 @@ from leanq.lean.diagnostics import noted
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run, Slot
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
-from leanq.lean.steps.goals import keep_opened, look, sorries_of
+from leanq.lean.steps.goals import Seen, keep_opened, look, sorries_of
 from leanq.lean.steps.holes import (
     Claim,
     Draft,
+    draft_beside,
     draft_claims,
     draft_probe,
     draft_trial,
@@ -48,7 +50,7 @@ class Trials:
         """Returns every ``sorry`` of a checked text, with its goal and its state; without a goal it
         has no state either. Raises QueueFullError if there is no room to keep the states."""
         code = request.code
-        holes = await asyncio.to_thread(find_holes, code)
+        holes = await asyncio.to_thread(find_holes, code, doubtful=True)
         if not holes:
             return ()
         async with self.lean.slot() as slot:
@@ -94,8 +96,17 @@ class _Step:
             if outcome.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
-            if goals or move.tactic.holes:
-                return await self._go_on(slot, left_open(reply), goals)
+            seen = await self._look(slot)
+            if goals or seen.holes:
+                return await self._go_on(left_open(reply), goals, seen)
+        if self.move.tactic.holes:
+            # It only has names that look like holes.
+            move = replace(self.move, tactic=Tactic(self.move.tactic.text))
+            return await replace(self, move=move)._end(reply, level)
+        return await self._end(reply, level)
+
+    async def _end(self, reply: Reply, level: int) -> Reply:
+        """Nothing is left in the hole."""
         if self.trusts:
             text = "Lean says that nothing is left, and no judge has looked at it (--trust-steps)"
             return noted(reply, text, verdict="unjudged", reason="trusted_step")
@@ -105,25 +116,28 @@ class _Step:
         code, prefixes = self.move.recipe.source.code, self.trials.prefixes
         return await prefixes.run(slot, code, draft.text, self.request, self.states)
 
-    async def _go_on(self, slot: Slot, reply: Reply, goals: tuple[str, ...]) -> Reply:
+    async def _look(self, slot: Slot) -> Seen:
+        """Returns the tactic's own holes."""
+        move, tactic = self.move, self.move.tactic
+        if not tactic.holes:
+            return Seen((), {})
+
+        async def run(draft: Draft) -> Reply:
+            return (await self._try(slot, draft)).outcome
+
+        return await look(
+            tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
+        )
+
+    async def _go_on(self, reply: Reply, goals: tuple[str, ...], seen: Seen) -> Reply:
         """Returns the next state: the goals that are left, else the first hole of the tactic
         itself."""
-        move, tactic = self.move, self.move.tactic
-        sorries: tuple[Sorry, ...] = ()
-        if tactic.holes:
-
-            async def run(draft: Draft) -> Reply:
-                return (await self._try(slot, draft)).outcome
-
-            seen = await look(
-                tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
-            )
-            tactic = Tactic(tactic.text, seen.holes)
-            # Others would refuse a deeper one.
-            numbers = seen.goals if move.recipe.levels < MAX_LEVELS else ()
-            opened = await asyncio.to_thread(move.opened, tactic, numbers)
-            await self.states.keep(dict(opened.values()))
-            sorries = sorries_of(tactic.text, seen, opened, move.given.place)
+        move, tactic = self.move, Tactic(self.move.tactic.text, seen.holes)
+        # Others would refuse a deeper one.
+        numbers = seen.goals if move.recipe.levels < MAX_LEVELS else ()
+        opened = await asyncio.to_thread(move.opened, tactic, numbers)
+        await self.states.keep(dict(opened.values()))
+        sorries = sorries_of(tactic.text, seen, opened, move.given.place)
         state: str | None
         if goals:
             state, record = record_after(move.state, tactic)
@@ -155,26 +169,53 @@ class _Step:
             level: of the innermost block with goals left; -1 if there is none.
         """
         started = time.monotonic()
-        move, trials, source = self.move, self.trials, self.move.recipe.source.code
+        move, source = self.move, self.move.recipe.source.code
         is_whole = move.is_whole and level < 0
         if level >= 0:
             level = await self._level_left()
-        draft, claims, unmarked = draft_trial(move.recipe, move.tactic), [Claim("", None)], ""
-        if not is_whole:
+        draft, cpu_s = draft_trial(move.recipe, move.tactic), reply.cpu_s
+        if is_whole:
+            checked, _ = await self._judged(draft, [Claim("", None)])
+        else:
             if (symbol := reads_blocks(source)) is not None and not self.request.trust_programs:
                 return _unverified(reply, symbol)
             unmarked = draft.text
             draft, claims = draft_claims(move.recipe, move.tactic, level)
+            try:
+                checked, fills_value = await self._judged(draft, claims, unmarked)
+                if checked.verdict == "accepted" and fills_value:
+                    # No proof tells values apart, but what is beside this one may.
+                    cpu_s += checked.cpu_s
+                    seen, claim = draft_beside(move.recipe, move.tactic, claims[-1])
+                    beside, _ = await self._judged(seen, [claim])
+                    if beside.verdict != "accepted":
+                        draft, checked = seen, beside
+            except UncompiledError as error:
+                return _unmarked(reply, error.why)
+            if checked.reason == "lean_error":
+                errors = (m.text for m in checked.messages if m.severity == "error")
+                return _unmarked(reply, next(errors))
+        return structs.replace(
+            move.closed(draft, checked, is_whole=is_whole),
+            cpu_s=cpu_s + checked.cpu_s,
+            audit_s=time.monotonic() - started,
+            way=reply.way,
+        )
+
+    async def _judged(
+        self, draft: Draft, claims: Sequence[Claim], unmarked: str = ""
+    ) -> tuple[Reply, bool]:
+        """Compiles a draft, and judges it by each claim; returns whether what fills a hole is a
+        value, too. Raises UncompiledError if a claim's other text does not compile.
+
+        ``unmarked``: the draft's text without markers.
+        """
+        trials, source = self.trials, self.move.recipe.source.code
         targets = list[Target]()
         for claim in claims:
-            try:
-                target, salt = await trials.targets.of_source(
-                    source, draft.text, self.request, claim.opened, claim.marks
-                )
-            except UncompiledError as error:
-                if claim.marks is None:
-                    raise
-                return _unmarked(reply, error.why)
+            target, salt = await trials.targets.of_source(
+                source, draft.text, self.request, claim.opened, claim.marks
+            )
             targets.append(target)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
         compilation = Compilation(
@@ -189,12 +230,7 @@ class _Step:
             axioms |= {*(checked.axioms or ())}
         known = None if checked.axioms is None else (*sorted(axioms),)
         checked = structs.replace(checked, theorems=(), axioms=known)
-        return structs.replace(
-            move.closed(draft, checked, is_whole=is_whole),
-            cpu_s=reply.cpu_s + checked.cpu_s,
-            audit_s=time.monotonic() - started,
-            way=reply.way,
-        )
+        return checked, compilation.fills_value
 
 
 def _unmarked(reply: Reply, why: str) -> Reply:

@@ -12,6 +12,7 @@ from leanq.errors import InvalidRequestError
 from leanq.lean.audit.closing import Marks
 from leanq.lean.recipes import Form, Hole, Recipe, Source, Tactic
 from leanq.lean.steps.holes import (
+    draft_beside,
     draft_claims,
     draft_probe,
     draft_trial,
@@ -52,6 +53,18 @@ def test_holes_are_found_with_a_first_guess(text: str, forms: list[str]) -> None
     holes = find_holes(text)
     assert [hole.form for hole in holes] == forms
     assert all(text.startswith(("sorry", "admit"), hole.offset) for hole in holes)
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"),
+    [
+        ("by\n  (admit)", ["unknown"]),
+        ("by\n  focus admit\n  sorry", ["unknown", "tactic"]),
+        ("theorem t (admit : a) : b := f admit h.admit admit' `admit", ["unknown"] * 2),
+    ],
+)
+def test_words_that_may_be_holes(text: str, forms: list[str]) -> None:
+    assert [hole.form for hole in find_holes(text, doubtful=True)] == forms
 
 
 @pytest.mark.parametrize(
@@ -143,7 +156,14 @@ def test_what_could_leave_its_hole(tactic: str, line: int, column: int) -> None:
         ('notation /- => -/ " ?_" => x', "?_"),
         ('-- "\nprefix:max "@" => f', "@"),
         ('postfix "\\x7d" => f', "\\x7d"),
+        # Lean reads these as one sign where leanq reads a string, a comment or a brace.
+        ('notation r#"q""# => x', 'r#"'),
+        ('notation "a--" => x', "a--"),
+        ('notation "a/-" => x', "a/-"),
+        ('notation "a}" => x', "a}"),
+        ('infix:50 " ∼\' " => f', "∼'"),
         ('notation:max "|" x "|" => f x\ninfix:50 " ≈_ " => g', None),
+        ('infixl:65 " ⊕ " => f -- the "sum"\ninfix:50 " ≈ " => g', None),
         ('def s := "(by {"', None),
     ],
 )
@@ -234,6 +254,25 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     )
 
 
+def test_what_stands_beside_a_value_sees_it_without_a_marker() -> None:
+    code = "def f : a := sorry\ntheorem t : b := sorry"
+    recipe = Recipe(Source("f", code, find_holes(code)), 0)
+    _, claims = draft_claims(recipe, Tactic("exact h"), -1)
+    draft, claim = draft_beside(recipe, Tactic("exact h"), claims[-1])
+    head = axioms("_0", "_1", "rest0")
+    assert draft.text.startswith(f"{head}def f : a := (by {{\nexact h\n")
+    assert (
+        "theorem t : b := (by {refine @_leanq_hole_1 _ ?_; ({exact @_leanq_holeopen _" in draft.text
+    )
+    assert claim.opened == claims[-1].opened
+    assert claim.marks is not None
+    assert (claim.marks.hole, claim.marks.is_seen, claim.marks.compared) == (
+        "_leanq_hole_0",
+        True,
+        ["_leanq_hole_1"],
+    )
+
+
 def test_a_hole_with_goals_left_around_it_changes_none_of_them() -> None:
     text = "refine ⟨?_, sorry⟩"
     inner = Tactic(text, tuple(find_holes(text)), 0)
@@ -300,6 +339,9 @@ def test_a_module_shows_markers_under_names_that_it_does_not_use() -> None:
         (Tactic("  exact h"), False),
         (Tactic("exact sorryAx", (Hole(6, "term"),)), False),
         (Tactic("exact sorry"), False),
+        (Tactic("focus admit", (Hole(6, "tactic"),), 0), True),
+        (Tactic("exact admit"), True),
+        (Tactic("exact admit sorry", (Hole(6, "tactic"),), 0), False),
     ],
 )
 def test_recipes_to_which_no_steps_lead(tactic: Tactic, genuine: bool) -> None:
