@@ -33,7 +33,10 @@ which syntax of other libraries evaluates.
 
 `notation`, `infixl` and their like write fixed macros. They can change what a statement means; the
 reply to a check shows statements, and `verify` compares them. An antiquotation in one is no part of
-a fixed macro: Lean evaluates the term behind its `$` (`_SPLICED`).
+a fixed macro: Lean evaluates the term behind its `$` (`_SPLICED`). Nor is an instance: a macro's
+code uses those that Lean finds for it, as for `Decidable (b = true)`, and may have their code in
+its own. No file tells, since the program may have replaced it. But nothing declares an instance
+without that word, so one before a notation counts (`_instance_of_a_notation`).
 """
 
 from __future__ import annotations
@@ -199,6 +202,8 @@ _OF_NUMBERS = re.compile(
 _NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
 _NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
+_NOTATION = re.compile(r"notation3?|infix[lr]?|prefix|postfix")
+_INSTANCE = re.compile(r"\w*instance")
 # An antiquotation: `$x`, `$(…)`, `$[…]*`. Behind the `$` that applies a function stands a blank.
 _SPLICED = re.compile(r"\$[^\s>)]")
 # With a comment before or behind it, a name may be one that is declared.
@@ -287,6 +292,8 @@ def _hint(code: str, found: Evaluators) -> str | None:
             return match[0]
     if both := _beside(code):
         return both
+    if "instance" in code and _NOTATIONS.search(code, code.index("instance")):
+        return "instance"
     configured = _patterns(tuple(found.fields))[0].search(code)
     for syntax in found.words:
         if not is_reviewed(syntax) and all(each in code for each in symbols(syntax)):
@@ -321,6 +328,8 @@ def _in_bare(code: str, bare: BareText, found: Evaluators, *, is_watched: bool) 
             return match[0]
     if both := _beside(bare.text):
         return both
+    if instance := _instance_of_a_notation(words):
+        return instance
     texts, fields = tuple(word.text for word in words), FIELDS.union(found.fields)
     for syntax, what in found.words.items():
         if uses(syntax, texts, fields, is_tactic=what.startswith("tactic ")):
@@ -330,6 +339,18 @@ def _in_bare(code: str, bare: BareText, found: Evaluators, *, is_watched: bool) 
         or _attribute(bare.text, found.attributes, is_bare=True)
         or _configuration(bare.text, found, is_watched=is_watched)
     )
+
+
+def _instance_of_a_notation(words: Collection[Word]) -> str | None:
+    """Returns the word that declares an instance before a notation."""
+    found = None
+    for word in words:
+        has = re.Pattern.search if word.is_glued else re.Pattern.fullmatch
+        if found is None and has(_INSTANCE, word.text):
+            found = word.text
+        elif found is not None and has(_NOTATION, word.text):
+            return found
+    return None
 
 
 def _is_suspect(word: Word, *, names_lean: bool) -> bool:

@@ -170,6 +170,11 @@ RUNNING = [
     'infixl:65 " + " => $«f»',
     'prefix:max "x" => fun%$(f 3) y => y',
     'local notation "x" => g $[$f]*',
+    # An instance that a notation's macro may use.
+    'instance (b : Bool) : Decidable (b = true) := f b\nlocal notation "x" => g',
+    'def h : Monad M := f\nattribute [local instance] h\nscoped infixl:65 " + " => g',
+    '@[default_instance] def h : OfNat Nat 0 := f\nprefix:max "x" => g',
+    'notation "1x" => 1\ntheorem t : f = 1xinstance : C := c\npostfix:5 "x" => g',
 ]
 
 HONEST = [
@@ -234,6 +239,10 @@ HONEST = [
     "-- simp (config := f)\nexample : x := by simp",
     'notation "{ " a ", " b " }" => f a b -- no macro',
     'notation:9 "{| " a => f a -- no macro',
+    'notation "x" => 1\ninstance : Add A := f',
+    '-- an instance\nnotation "x" => 1',
+    "instance : Add A := f\ntheorem prefix_of (h : a.prefix b) : l.infix_iff := h -- a notation",
+    "instance : Add A := f\n@[inherit_doc] theorem notation_of := f",
     "-- no macro\n#check_failure f\n#version\n#check (f)",
     "example (c : Char) := c = '\\\"' -- macro \"",
     "def f (extern delab : Nat) := extern -- an attribute",
@@ -256,6 +265,12 @@ def test_any_field_may_have_a_number_where_values_are_known_to_be_data() -> None
     assert runs_programs(code, is_watched=True) is None
     assert runs_programs(f"instance : OfNat Nat 7 := f\n{code}", is_watched=True)
     assert runs_programs(code.replace("7", "f 7"), is_watched=True)
+
+
+def test_an_instance_before_a_notation_counts_also_where_somebody_watches() -> None:
+    """Lean may have put its code into the notation's macro."""
+    code = 'instance : Add A := f\nnotation "x" => 1'
+    assert runs_programs(code) == runs_programs(code, is_watched=True) == "instance"
 
 
 def test_the_repositorys_own_texts_run_no_programs() -> None:
