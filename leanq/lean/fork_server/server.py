@@ -77,12 +77,14 @@ class ForkRules:
 @dataclass(slots=True)
 class _Preloaded:
     """A header that is preloaded and proved, or is about to be. ``near``: if it is about to be,
-    nothing is left to do but its own import and proof. ``served``: how many texts."""
+    nothing is left to do but its own import and proof. ``served``: how many texts. ``is_proving``:
+    that its forks may serve several."""
 
     zygote: Zygote | None = None
     near: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     served: int = 0
+    is_proving: bool = False
     idle: deque[Sandbox] = field(default_factory=deque)
     taken: int = 0
     lent: int = 0
@@ -206,7 +208,8 @@ class ForkServer:
         if found.zygote is None or not found.zygote.alive or self._preloaded.get(key) is not found:
             return None
         found.served += 1
-        if found.served == self.rules.share_after and not found.shares:
+        is_due = found.served % self.rules.share_after == 0
+        if is_due and not found.shares and not found.is_proving:
             found.begin(self._share(key, found), self._making)
         self._preloaded[key] = self._preloaded.pop(key)
         found.taken += 1
@@ -403,6 +406,7 @@ class ForkServer:
         if self.unshared or zygote is None or zygote.unwatched:
             return
         memory = memory_of(self.environment, key, SHARED)
+        found.is_proving = True
         try:
             if anew or not await asyncio.to_thread(memory.is_kept):
                 await self._prover.prove_sharing(key, zygote)
@@ -414,6 +418,8 @@ class ForkServer:
             self.share_no_more(str(error))
         except (SandboxError, OSError) as error:
             log.info("forks behind %s serve one text each: %s", short(key), error)
+        finally:
+            found.is_proving = False
 
     def share_no_more(self, why: str) -> None:
         """Gives each text a fork of its own from now on."""

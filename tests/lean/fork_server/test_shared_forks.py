@@ -62,6 +62,8 @@ async def sharing(environment: Environment, *, shares: bool = True) -> AsyncIter
             return not shares or await lean.forks.may_share(key, RIGHT)
 
         await eventually(may_share, deadline_s=60.0)
+        # The fork that waited for a text meanwhile serves one alone.
+        await ran(lean, RIGHT, None)
         yield lean
 
 
