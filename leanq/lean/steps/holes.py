@@ -28,7 +28,7 @@ from msgspec import structs
 from leanq.errors import InvalidRequestError
 from leanq.lean.audit.closing import Marks
 from leanq.lean.recipes import Form, Hole, Recipe, Tactic
-from leanq.lean.syntax import Token, place_of, split_header, tokens
+from leanq.lean.syntax import place_of, split_header, tokens
 from leanq.queue.requests import Message
 
 _SORRY = "sorry"
@@ -104,21 +104,6 @@ def find_holes(text: str, *, doubtful: bool = False) -> tuple[Hole, ...]:
                 holes.append(Hole(token.start, "unknown"))
         before = token.end
     return tuple(holes)
-
-
-def are_plain(text: str, holes: Sequence[Hole]) -> bool:
-    """Returns whether only Lean's own syntax can decide these holes' forms: each stands behind a
-    word that only a term, or only a tactic, can follow."""
-    forms = {hole.offset: hole.form for hole in holes}
-    before, last = Token("", 0, 0), Token("", 0, 0)
-    for token in tokens(text):
-        if form := forms.pop(token.start, None):
-            follows_assign = (before.text, last.text, before.end) == (":", "=", last.start)
-            follows = "term" if follows_assign or last.text == "exact" else None
-            if form != ("tactic" if last.text == "by" else follows):
-                return False
-        before, last = last, token
-    return not forms
 
 
 def read_tactic(given: str) -> Given:
