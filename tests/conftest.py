@@ -27,6 +27,7 @@ from support.lean.eager_documents import EagerDocuments, NoForkServer
 from support.lean.eager_forks import EagerForkServer
 from support.lean.sites import Site, new_site
 from support.pools import new_pool
+from support.queue.counted import check_counts, forget_hands, note_hands
 from support.queue.lua_checks import check_numbers, note_branches, write_branches
 from support.queue.queues import Queue
 from support.queue.shards import LEASE_MS, Shard, open_shard
@@ -61,6 +62,7 @@ profile.load_profile("leanq")
 local.find_server = find_server
 
 check_numbers()
+note_hands()
 
 if sys.version_info < (3, 12):
     # There a parse miscounts its depth where the collector runs a finalizer that parses too, as one
@@ -109,6 +111,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if folder := config.getoption("--branches"):
         note_branches(Path(folder))
+
+
+def pytest_runtest_setup() -> None:
+    forget_hands()
 
 
 @pytest.fixture(autouse=True)
@@ -182,8 +188,11 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         kinds = {
             key.split("}:", 1)[1].partition(":")[0] for key in keys if not _ends(connection, key)
         }
-        if keys:
-            connection.delete(*keys)
+        try:
+            check_counts(connection, prefix)
+        finally:
+            if keys:
+                connection.delete(*keys)
     # States and snapshots are collected; counters and environments stay for good.
     ending = {"collect", "states", "snap", "snaps", "chunk"}
     lasting = {
@@ -214,6 +223,7 @@ async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     small = replace(settings, lease_s=LEASE_MS / 1000, max_attempts=3)
     async with open_shard(small, monkeypatch) as opened:
         yield opened
+        check_counts(opened.server, settings.prefix)
 
 
 @pytest.fixture

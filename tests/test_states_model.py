@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.queue.counted import check_counts
 from support.queue.shards import with_test_clock
 from support.queue.stores import HOUR_MS, HOURS, ROOT, child, collect_all, digest, early, open_store
 
@@ -197,6 +198,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def server_holds_what_the_model_does(self) -> None:
         assert self.total() <= BUDGET
+        check_counts(self.store.server, self.store.settings.prefix)
         assert self.store.accounts() == set(self.rows)
         assert self.store.keys("snap") == self.manifests
         assert self.store.keys("chunk") == {digest(chunk) for chunk in self.chunks}
@@ -204,11 +206,15 @@ class Machine(RuleBasedStateMachine):
         assert set(held) == {state[:3] for state in self.records}
 
 
-@pytest.mark.slow
-def test_store_does_as_the_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+FEW = profile(max_examples=4, stateful_step_count=30, deadline=None)
+MANY = profile(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_store_does_as_the_model(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, examples: profile
+) -> None:
     monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
     monkeypatch.setattr(leanq.states, "BUCKETS", 2)
     Machine.server = server
-    run_state_machine_as_test(
-        Machine, settings=profile(max_examples=60, stateful_step_count=50, deadline=None)
-    )
+    run_state_machine_as_test(Machine, settings=examples)

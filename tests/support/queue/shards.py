@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from msgspec import structs
+from msgspec import msgpack, structs
 
 import leanq.queue.shard
 from leanq.queue.records import read_record
@@ -33,6 +33,19 @@ from leanq.queue.wire import pack_reply, unpack_reply
 from support.queue.queues import Queue
 
 LEASE_MS = 10_000
+# Keys that nothing else counts.
+_UNCOUNTED = {
+    "clock",
+    "minutes",
+    "accounts",
+    "account",
+    "upload",
+    "scaler",
+    "snap",
+    "making",
+    "hot",
+    "texts",
+}
 LARGE = b"x" * (LARGE_BYTES + 1)
 
 
@@ -85,6 +98,8 @@ class Dump:
     body: dict[str, bytes] = field(default_factory=dict)
     detached: set[str] = field(default_factory=set)
     shares: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
+    snapshots: dict[str, tuple[int, int, list[str]]] = field(default_factory=dict)
+    chunks: set[str] = field(default_factory=set)
 
     def check(self, remembered: Collection[str] = ()) -> None:
         """What holds between any two calls, whatever they were, until replies are collected.
@@ -110,7 +125,6 @@ class Dump:
         ghosts = {request_id for request_id, fields in self.req.items() if not fields["c"]}
         assert set(self.req) & set(self.reply) == ghosts <= set(self.joined)
         assert set(listed) <= set(self.req) | set(self.reply)
-        assert self.dead | self.disagreed == self.deadreq
         # Each detached request has its body, and what ended has left none.
         assert set(self.body) == self.detached <= set(self.req)
         # Work whose worker is not in the fleet would never be reaped.
@@ -118,18 +132,7 @@ class Dump:
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
         rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
         assert sorted(rings) == sorted(waiting)
-        for name, count in self.hashes.get("stats", {}).items():
-            kind, _, environment = name.partition(":")
-            queued_there = [
-                r for r in self.req.values() if (r["l"], r["st"]) == (environment, "queued")
-            ]
-            assert kind != "waiting" or int(count) == len(queued_there)
-        counters = self.hashes.get("stats", {})
-        ended = sum(int(n) for name, n in counters.items() if name.startswith("verdict:"))
-        assert int(counters.get("submitted", 0)) - ended == len(self.req) - len(ghosts)
-        assert int(counters.get("joined", 0)) == len(joined)
-        withdrawn = {name: int(n) for name, n in self.hashes.get("withdrawn", {}).items()}
-        assert withdrawn == self.withdrawn()
+        self.check_counts()
         # For each reply one client was told, once.
         told = {
             request_id: data if len(data) <= LARGE_BYTES else b"%d" % len(data)
@@ -137,6 +140,38 @@ class Dump:
             if request_id not in remembered
         }
         assert sorted(chain(*self.inbox.values())) == sorted(told.items())
+
+    def check_counts(self) -> None:
+        """What is counted is what is there, or what else is counted."""
+        stats = Counter({name: int(n) for name, n in self.hashes.get("stats", {}).items()})
+        tally = Counter({name: int(n) for name, n in self.hashes.get("tally", {}).items()})
+        flying = [fields for fields in self.req.values() if fields["c"]]
+        waiting = Counter(fields["l"] for fields in flying if fields["st"] == "queued")
+        assert {k[8:]: n for k, n in stats.items() if k.startswith("waiting:") and n} == waiting
+        ended = sum(n for name, n in stats.items() if name.startswith("verdict:"))
+        assert stats["submitted"] - ended == len(flying)
+        assert stats["submitted"] == sum(n for k, n in tally.items() if k.startswith("s:"))
+        assert stats["joined"] == sum(fields["st"] == "joined" for fields in flying)
+        # A run that was withdrawn is stopped, or goes on for others: neither is counted.
+        withdrawn = range(stats["verdict:cancelled"] + 1)
+        runs = sum(fields["st"] == "leased" for fields in self.req.values())
+        left = stats["settled"] + stats["released"] + stats["reaped"] + runs
+        assert stats["claimed"] - left in withdrawn
+        by_scripts = sum(stats[f"verdict:{name}"] for name in ("cancelled", "expired", "poisoned"))
+        assert stats["settled"] + stats["coalesced"] - (ended - by_scripts) in withdrawn
+        alone = stats["claimed"] - sum(n for k, n in stats.items() if k.startswith("turn:"))
+        assert 0 <= alone <= stats["released"] + stats["reaped"]
+        assert stats["warm_hits"] + stats["warm_misses"] <= stats["claimed"]
+        tenants = [name for name in tally if re.match("u:[^:]*:.", name)]
+        assert stats["tenants"] == len(tenants)
+        for name, n in tally.items():
+            if name.startswith("u_ms:"):
+                assert n >= sum(tally[k] for k in tally if k.startswith(f"u:{name[5:]}:"))
+        counted = {name: int(n) for name, n in self.hashes.get("withdrawn", {}).items()}
+        assert counted == self.withdrawn()
+        assert self.dead | self.disagreed == self.deadreq
+        assert tally["snapshot_bytes"] == sum(size for _, size, _ in self.snapshots.values())
+        assert self.chunks <= {each for _, _, chunks in self.snapshots.values() for each in chunks}
 
     def withdrawn(self) -> dict[str, int]:
         """Per list how many of its entries are no request that waits there."""
@@ -164,6 +199,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             case "deadreq" | "phase" | "stats" | "paused" | "weights" | "shares" | "account":
                 pipe.hgetall(name)
             case "info" | "environments" | "fingerprints" | "withdrawn" | "hot" | "texts":
+                pipe.hgetall(name)
+            case "snaps" | "scaler":
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
@@ -230,13 +267,16 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.joined[rest] = [request_id.decode() for request_id, _ in value]
             case "deadreq":
                 found.deadreq.add(rest)
+            case "snaps":
+                found.snapshots = {k.decode(): msgpack.decode(row) for k, row in value.items()}
+            case "chunk":
+                found.chunks.add(rest)
             case "body":
                 found.body[rest] = value
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
-                known = ("clock", "minutes", "accounts", "account", "hot", "texts")
-                assert other in known, f"an unknown key: {name}"
+                assert other in _UNCOUNTED, f"an unknown key: {name}"
     for request_id, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
         fields = (
@@ -295,7 +335,7 @@ def _account(text: str) -> tuple[float, float | None]:
 
 def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
     # A hash that is to be indexed holds one long value for that, under no name.
-    return {k.decode(): v.decode() for k, v in value.items() if k}
+    return {k.decode(): v.decode(errors="replace") for k, v in value.items() if k}
 
 
 def submission(request_id: str, **fields: Any) -> Submission:

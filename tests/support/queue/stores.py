@@ -11,6 +11,7 @@ import redis
 import leanq.states
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates, States
+from support.queue.counted import check_counts, evict
 from support.queue.queues import Queue
 from support.queue.shards import set_clock
 
@@ -59,7 +60,7 @@ class Store:
 
     def evict(self, kind: str, name: str) -> None:
         for queue in self.queues:
-            self.server.delete(f"{queue.keys.tag}:{kind}:{name}")
+            evict(self.server, f"{queue.keys.tag}:{kind}:{name}")
 
     def accounts(self) -> set[str]:
         fields = [self.server.hkeys(f"{queue.keys.tag}:snaps") for queue in self.queues]
@@ -77,6 +78,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
             made = Store(settings, queues, server)
             try:
                 yield made
+                check_counts(server, settings.prefix)
             finally:
                 made.clear()
 

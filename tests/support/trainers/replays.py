@@ -8,9 +8,12 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import redis
+
 from leanq.queue.settings import Settings
 from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_entry import ReplayBatch, ReplayBounds, ReplayEntry
+from support.queue.counted import check_counts
 
 
 @contextlib.asynccontextmanager
@@ -21,6 +24,8 @@ async def open_memory(
     async with ReplayMemory("m", settings, bounds=bounds) as memory:
         try:
             yield memory
+            with redis.Redis.from_url(settings.url) as server:
+                check_counts(server, settings.prefix)
         finally:
             await memory.drop()
 
