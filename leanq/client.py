@@ -40,6 +40,7 @@ from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, without_password
+from leanq.queue.tasks import to_its_end
 
 if TYPE_CHECKING:
     from leanq.campaigns.client import AsyncCampaignsClient, CampaignsClient
@@ -210,10 +211,14 @@ class AsyncLeanQClient(_Client):
         await self.close()
 
     async def close(self, *, withdraw: bool = True) -> None:
-        """Ends the client. Withdraws outstanding requests from the queue, or lets them run on."""
+        """Ends the client. Withdraws outstanding requests from the queue, or lets them run on.
+
+        A cancellation waits for that, ten seconds at most where a server is silent.
+        """
         route, self._route = self._route, None
         if route:
-            await route.close(withdraw=withdraw)
+            # Or else requests would wait for ever, and connections stay open.
+            await to_its_end(route.close(withdraw=withdraw))
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
         """Returns Lean's verdict on ``code``; arguments and errors as ``LeanQClient.check``."""

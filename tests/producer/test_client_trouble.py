@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 import threading
 from collections import Counter
@@ -16,17 +18,23 @@ import redis
 from support.fleets import (
     HOUR_S,
     Recorder,
+    connections,
     hurry,
     kill_connections,
     look,
+    new_token,
     serving,
+    short_lease,
     until,
 )
+from support.gateway.gateways import new_gateway
 from support.producer.routes import first_shard
+from support.queue.counted import check_counts
+from support.queue.queues import Queue
 from support.servers import Server, own_server
 from support.waiting import eventually
 
-from leanq.client import LeanQClient, LeanQFuture
+from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
 from leanq.errors import (
     ClosedError,
     LeanQError,
@@ -90,21 +98,6 @@ def reached(items: Sized, count: int) -> bool:
 def results(futures: list[LeanQFuture[bytes]]) -> list[bytes]:
     assert not wait(futures, DEADLINE_S).not_done
     return [future.result() for future in futures]
-
-
-@pytest.mark.usefixtures("watchful")
-def test_a_server_that_forgot_everything_is_told_again(own: Server) -> None:
-    with LeanQClient(own.settings) as lean:
-        futures = [lean.echo(b"%d" % n) for n in range(50)]
-        until(lambda: look(own.settings).counters.get("submitted") == 50)
-        (attached,) = lean.attach([futures[0].request_id + "-unknown"])
-        own.stop()
-        more = [lean.echo(b"%d" % n) for n in range(50, 60)]
-        own.start()
-        with serving(own.settings):
-            assert results(futures + more) == [b"%d" % n for n in range(60)]
-            assert attached.exception(DEADLINE_S)
-        assert look(own.settings).counters["settled"] == 60
 
 
 @pytest.mark.usefixtures("watchful")
@@ -206,21 +199,115 @@ def test_patience_ends_and_the_client_goes_on(own: Server) -> None:
             assert lean.echo(b"again").result(DEADLINE_S) == b"again"
 
 
+# Faults that come in pairs
+
+
+class Troubled:
+    """A client whose requests wait while one fault follows another."""
+
+    def __init__(self, own: Server, lean: LeanQClient) -> None:
+        self.own, self.lean = own, lean
+        # Each death counts as an attempt.
+        self.settings = replace(short_lease(own.settings), max_attempts=20)
+        self.waits: list[LeanQFuture[bytes]] = []
+        self.send()
+
+    def send(self) -> None:
+        self.waits.append(self.lean.echo(b"%d" % len(self.waits)))
+        until(lambda: self.in_queue() >= len(self.waits))
+
+    def in_queue(self) -> int:
+        status = look(self.settings)
+        waiting = sum(row.waiting for row in status.priorities)
+        return waiting + sum(row.held for row in status.workers)
+
+    def outage(self) -> None:
+        """The server forgets everything."""
+        down_since = first_shard(self.lean).down_since
+        self.own.stop()
+        self.waits.append(self.lean.echo(b"%d" % len(self.waits)))
+        until(lambda: {*down_since} == {"read", "submit"})
+        self.own.start()
+        until(lambda: not down_since)
+
+    def cut(self) -> None:
+        kill_connections(self.settings)
+
+    def unreadable(self) -> None:
+        """A reply that is none ends its request, and no other."""
+        decoy, name = self.lean.echo(b"decoy"), first_shard(self.lean).client
+        until(lambda: is_acknowledged(self.lean, decoy.request_id))
+        with redis.Redis.from_url(self.settings.url) as stranger:
+            stranger.xadd(Keys(self.settings.prefix).of("inbox", name), {decoy.request_id: b"no"})
+        with pytest.raises(RequestError, match=r"cannot be read"):
+            decoy.result(DEADLINE_S)
+
+    def death(self) -> None:
+        """A worker takes all that waits, and is never heard again."""
+
+        async def claim() -> None:
+            queue = Queue(self.settings)
+            token = new_token()
+            await queue.claim(f"dead {token[:-1]}", ["echo"], 99, busy=0, token=token)
+            await queue.close()
+
+        asyncio.run(claim())
+
+
+# Each follows each other once, and itself.
+ROUND = "outage outage cut outage unreadable outage death cut cut unreadable cut death unreadable "
+ROUND += "unreadable death death outage"
+
+
 @pytest.mark.usefixtures("watchful")
-def test_an_outage_that_is_over_uses_up_no_patience_of_the_next(own: Server) -> None:
+def test_faults_in_pairs_cost_no_request(own: Server) -> None:
     with LeanQClient(own.settings) as lean:
-        waits = [lean.echo(b"first")]
-        shard_client = first_shard(lean)
-        until(lambda: look(own.settings).counters.get("submitted") == 1)
-        for number in range(2):
-            own.stop()
-            waits.append(lean.echo(b"%d" % number))
-            until(lambda: {*shard_client.down_since} == {"read", "submit"})
-            own.start()
-            until(lambda: not shard_client.down_since)
+        troubled = Troubled(own, lean)
+        for fault in ROUND.split():
+            getattr(troubled, fault)()
+            troubled.send()
+        waits = troubled.waits
         assert not any(future.done() for future in waits)
-        with serving(own.settings):
-            assert len(results(waits)) == 3
+        with serving(troubled.settings):
+            assert results(waits) == [b"%d" % n for n in range(len(waits))]
+            until(lambda: troubled.in_queue() == 0)
+    with redis.Redis.from_url(own.settings.url) as server:
+        check_counts(server, own.settings.prefix)
+
+
+@pytest.mark.parametrize("way", ["redis", "gateway"])
+async def test_a_close_that_is_cancelled_leaves_nothing_open(
+    own: Server, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """However far it has come, and though the server is silent."""
+    hurry(monkeypatch, close_s=0.05)
+    async with new_gateway(own.settings) as gateway:
+        url = own.settings.url if way == "redis" else gateway.url
+
+        def open_now() -> int:
+            samples = {name: value for name, _, value in gateway.metrics.samples()}
+            return len(connections(own.settings)) + int(samples["leanq_http_connections"])
+
+        before: list[int] = []
+        for turns in range(7):
+            lean = await AsyncLeanQClient(url).__aenter__()
+            asked = asyncio.create_task(lean.check("x"))
+            await asyncio.sleep(0)
+            own.send(signal.SIGSTOP)
+            closing = asyncio.create_task(lean.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for _ in range(2 if turns else 0):
+                closing.cancel()
+                await asyncio.sleep(0)
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(asyncio.CancelledError) if turns else contextlib.nullcontext():
+                    await closing
+                with pytest.raises(ClosedError):
+                    await asked
+            own.send(signal.SIGCONT)
+            before.append(open_now())
+            await eventually(lambda: open_now() <= before[0])
 
 
 def test_an_outage_in_which_no_request_waits_uses_up_no_patience(
@@ -267,20 +354,6 @@ def test_a_large_reply_that_fails_to_come_takes_no_other_with_it(
         driver.let_go()
         assert results(futures) == payloads
     assert len(fetches) == 2
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_reply_that_cannot_be_read_is_an_error(settings: Settings) -> None:
-    with LeanQClient(settings) as lean:
-        future, name = lean.echo(b"waits"), first_shard(lean).client
-        until(lambda: look(settings).counters.get("submitted") == 1)
-        with redis.Redis.from_url(settings.url) as stranger:
-            stranger.xadd(Keys(settings.prefix).of("inbox", name), {future.request_id: b"nonsense"})
-        with pytest.raises(RequestError, match=r"cannot be read"):
-            future.result(DEADLINE_S)
-        # The request itself waits on.
-        with serving(settings):
-            until(lambda: look(settings).counters.get("settled") == 1)
 
 
 @pytest.mark.usefixtures("patient")
