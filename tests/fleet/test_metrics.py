@@ -11,6 +11,7 @@ import signal
 import socket
 import tempfile
 from bisect import bisect_left
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,10 +21,13 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.cluster import free_ports
 from support.fleets import counts, until, working
-from support.gateway.gateways import Scripted
+from support.gateway.gateways import Scripted, new_gateway
 from support.lean.sandboxes import PYTHON, python
 from support.metrics import parsed, port_in, scrape
 from support.queue.queues import Queue
@@ -35,7 +39,7 @@ from support.waiting import eventually
 from leanq import __version__
 from leanq.client import AsyncLeanQClient
 from leanq.commands.worker import metrics_page
-from leanq.fleet import prometheus
+from leanq.fleet import prometheus, tracing
 from leanq.fleet.prometheus import Page, exposition, fleet_samples
 from leanq.fleet.stats import Times, environments_of, fleet_stats
 from leanq.lean.echo import EchoDriver
@@ -52,7 +56,6 @@ from leanq.queue.metrics import (
     PROCESS,
     SCALER,
     WORKER,
-    note_exemplar,
 )
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import tallies_of, times_of
@@ -87,50 +90,79 @@ def test_names_follow_the_conventions() -> None:
 # Exemplars
 
 
-def test_the_latest_trace_is_an_exemplar_for_those_that_ask(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_latest_sampled_request_is_an_exemplar_and_has_its_spans(
+    settings: Settings, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "EXEMPLARS", found := {})
-    monkeypatch.setattr(prometheus, "EXEMPLARS", found)
-    times = Times()
-    for took_s in (0.03, 0.3, 4000.0):
-        times.counts[bisect_left(BUCKETS_S, took_s)] += 1
-        note_exemplar(("leanq_http_request_seconds", "/v1/check"), f"{took_s:g}", took_s)
-        samples = [
-            ("leanq_http_request_seconds", ("/v1/check",), times),
-            ("leanq_http_request_seconds", ("/v1/step",), times),
-            ("leanq_worker_requests_total", ("accepted",), 3.0),
-        ]
-        note_exemplar(("leanq_worker_requests_total", "accepted"), "a" * 32, 1.0)
-        with Page(0, lambda: samples) as page:  # noqa: B023
-            url = f"http://127.0.0.1:{page.port}/metrics"
-            wanted = {"Accept": "application/openmetrics-text; version=1.0.0"}
-            text = httpx2.get(url, headers=wanted).text
-            assert "trace_id" not in httpx2.get(url).text
-        seen = {
-            (each.labels.get("route"), each.exemplar.labels["trace_id"]): each
-            for family in text_string_to_metric_families(text)
-            for each in family.samples
-            if each.exemplar
-        }
-        assert set(seen) == {("/v1/check", f"{took_s:g}"), (None, "a" * 32)}
-        bucket = seen["/v1/check", f"{took_s:g}"]
-        assert float(bucket.labels["le"]) >= took_s
+    """From the HTTP request to what a scraper sees, with an attempt that was lost."""
+    monkeypatch.setattr(metrics, "EXEMPLARS", fresh := {})
+    monkeypatch.setattr(prometheus, "EXEMPLARS", fresh)
+    provider, seen = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(seen))
+    made = tracing.Tracer(provider.get_tracer("test"), provider.force_flush)
+    monkeypatch.setattr(tracing, "_made", [made])
+    worker = Worker(settings, [_Refuses()], slots=1)
+    async with new_gateway(settings) as gateway:
 
+        async def check(trace: str, flags: str) -> Any:
+            given = {"traceparent": f"00-{trace * 32}-{'d' * 16}-{flags}"}
+            text = {"code": f"-- {trace}", "environment": "echo"}
+            answer = await gateway.http.post("/v1/check", json=text, headers=given)
+            assert answer.json()["verdict"] == "incomplete"
+            return answer.json()["worker"]
 
-async def test_a_sampled_request_is_the_example_of_its_workers_count(
-    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "EXEMPLARS", found := {})
-    traces = {"echo": ("a" * 32, "01"), "incomplete": ("b" * 32, "00")}
-    sent = {name: f"00-{trace}-{'c' * 16}-{flags}" for name, (trace, flags) in traces.items()}
-    async with running(Worker(settings, [_Refuses()], slots=1)):
-        await lean.check("x", env="echo", traceparent=sent["incomplete"])
-        assert not found
-        await lean.check("y", env="echo", traceparent=sent["echo"])
-    assert {name: seen[0] for name, seen in found.items()} == {
-        ("leanq_worker_requests_total", "incomplete"): "a" * 32
+        first = asyncio.create_task(check("a", "01"))
+        await eventually(counts(queue, "submitted", 1))
+        (job,) = (await queue.claim("first", ["echo"], 1, busy=0, token="t:")).jobs
+        await queue.release("first", [(job.request_id, job.token)], how="retry", leave=True)
+        async with running(worker):
+            name = await first
+            for trace, flags in (("c", "01"), ("b", "00")):
+                await check(trace, flags)
+            with (
+                metrics_page(worker, 0, "127.0.0.1") as of_worker,
+                Page(0, gateway.metrics.samples) as of_gateway,
+            ):
+                (count,) = await asyncio.to_thread(_exemplars, of_worker)
+                found = await asyncio.to_thread(_exemplars, of_gateway)
+    (bucket,) = (each for each in found if each.name != count.name)
+    assert (count.name, count.labels) == ("leanq_worker_requests_total", {"verdict": "incomplete"})
+    edge = BUCKETS_S[bisect_left(BUCKETS_S, bucket.exemplar.value)]
+    labels = {"route": "/v1/check", "le": f"{edge:g}"}
+    assert (bucket.name, bucket.labels) == ("leanq_http_request_seconds_bucket", labels)
+    assert count.exemplar.labels == bucket.exemplar.labels == {"trace_id": "c" * 32}
+
+    of_all: list[Any] = [*seen.get_finished_spans()]
+    traces = {each.context.trace_id for each in of_all}
+    assert traces == {int(name * 32, 16) for name in "ac"}
+    spans = [each for each in of_all if each.context.trace_id == int("a" * 32, 16)]
+    names = {each.context.span_id: each.name for each in spans} | {int("d" * 16, 16): "caller"}
+    assert {each.name: names[each.parent.span_id] for each in spans} == {
+        "POST /v1/check": "caller",
+        "check echo": "POST /v1/check",
+        **dict.fromkeys(("send echo", "reply"), "check echo"),
+        **dict.fromkeys(("waited", "lost", "process echo"), "send echo"),
+        **dict.fromkeys(("claimed", "elaborated"), "process echo"),
     }
+    # Of two of one name the last: behind the attempt that was lost.
+    by_name = {each.name: each for each in spans}
+    chain = [by_name[name] for name in ("lost", "waited", "claimed", "elaborated", "reply")]
+    assert all(before.end_time == after.start_time for before, after in pairwise(chain))
+    process = by_name["process echo"]
+    ran = (chain[2].start_time, chain[3].end_time)
+    assert (process.start_time, process.end_time) == ran
+    assert process.attributes["messaging.client.id"] == name
+    assert process.attributes["leanq.attempt"] == 2
+    lost = {"messaging.client.id": "first", "leanq.end": "its worker failed at it"}
+    assert by_name["lost"].attributes == lost
+
+
+def _exemplars(page: Any) -> list[Any]:
+    """The samples of a page that have an example, for those that ask for such."""
+    url = f"http://127.0.0.1:{page.port}/metrics"
+    assert "trace_id" not in httpx2.get(url).text
+    text = httpx2.get(url, headers={"Accept": "application/openmetrics-text; version=1.0.0"}).text
+    families = text_string_to_metric_families(text)
+    return [each for family in families for each in family.samples if each.exemplar]
 
 
 # Times

@@ -356,41 +356,6 @@ def spans_of(settings: Settings, reply: Reply) -> dict[str, ReadableSpan]:
     return {each.name: each for each in seen.get_finished_spans()}
 
 
-def test_earlier_attempts_stand_beside_the_last(settings: Settings) -> None:
-    lost = "first 1000010 1000020 reaped;"
-    spent = Spent(1, 1_000_050, 5000, 10_000, True, lost)
-    reply = Reply(
-        "accepted", spent=spent, wall_s=0.04, audit_s=0.01, worker="second", attempts=2,
-        submitted_ms=1_000_000,
-    )  # fmt: skip
-    found = spans_of(settings, reply)
-    process, sent = found["process default"], found["send default"]
-    assert process.attributes is not None
-    assert process.attributes["messaging.client.id"] == "second"
-    assert process.attributes["leanq.attempt"] == 2
-    at_ms = {
-        name: ((each.start_time or 0) / 1e6, (each.end_time or 0) / 1e6)
-        for name, each in found.items()
-    }
-    assert at_ms["lost"] == (1_000_010, 1_000_020)
-    assert found["lost"].attributes == {
-        "messaging.client.id": "first",
-        "leanq.end": "its worker's lease expired",
-    }
-    # Of two of one name the last: behind the attempt that was lost.
-    assert at_ms["waited"] == (1_000_020, 1_000_050)
-    assert at_ms["process default"] == (1_000_050, 1_000_095)
-    assert at_ms["claimed"] == (1_000_050, 1_000_055)
-    assert at_ms["forked"] == (1_000_055, 1_000_065)
-    assert at_ms["elaborated"] == (1_000_065, 1_000_085)
-    assert at_ms["judged"] == (1_000_085, 1_000_095)
-    for names, above in (("lost waited", sent), ("claimed forked elaborated judged", process)):
-        for name in names.split():
-            parent = found[name].parent
-            assert parent is not None
-            assert parent.span_id == above.context.span_id, name
-
-
 @pytest.mark.parametrize(
     "reply",
     [
