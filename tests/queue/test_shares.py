@@ -96,6 +96,35 @@ async def test_priorities_have_accounts_of_their_own(shard: Shard) -> None:
     assert sorted(first) == ["a", "b"]
 
 
+@pytest.mark.parametrize("way", ["by turns", "by weights", "warm", "one for one"])
+async def test_tenants_that_are_alike_have_like_parts_after_each_claim(
+    shard: Shard, way: str
+) -> None:
+    """Whatever a claim asks for; and each one's requests keep their order."""
+    had: dict[str, list[str]] = {f"t{number}": [] for number in range(5)}
+    if way == "warm":
+        await shard.warm("w", "state")
+    for tenant in had:
+        if way == "by weights":
+            await shard.queue.set_weight(tenant, 3.0)
+            await shard.submit(tenant, tenant=tenant)
+            job = await shard.job()
+            await shard.claim(want=0, settle=[_used(settlement(job), 100)])
+    for tenant in had:
+        names = (f"{tenant} {number:02}" for number in range(12))
+        await shard.submit(*names, tenant=tenant, affinity=("state",) if way == "warm" else ())
+    done: list[Settlement] = []
+    for want in [1] * 60 if way == "one for one" else (7, 1, 11, 2, 3, 4, 5, 6, 9, 12):
+        jobs = (await shard.claim(want=want, settle=done)).jobs
+        assert len(jobs) == want
+        done = [settlement(job) for job in jobs] if way == "one for one" else []
+        for job in jobs:
+            had[job.tenant].append(job.request_id)
+        counts = [len(names) for names in had.values()]
+        assert max(counts) - min(counts) <= 1
+    assert all(names == sorted(names) for names in had.values())
+
+
 async def test_more_tenants_than_a_claim_looks_at_are_all_served(shard: Shard) -> None:
     await shard.queue.set_weight("t1", 2.0)
     for number in range(250):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from support.queue.shards import Shard
 
 from leanq.queue.results import Claimed
@@ -82,16 +80,6 @@ async def test_nothing_is_passed_over_for_long(shard: Shard) -> None:
     assert request_ids(await shard.claim("w", 1)) == ["warm1"]
     shard.advance(1)
     assert request_ids(await shard.claim("w", 1)) == ["cold"]
-
-
-async def test_tenants_share_as_ever(shard: Shard) -> None:
-    await shard.warm("w", "state")
-    for number in range(6):
-        await shard.submit(f"t{number}", tenant="t", affinity=("state",))
-        await shard.submit(f"u{number}", tenant="u")
-    served = [request_ids(await shard.claim("w", 1))[0] for _ in range(12)]
-    assert Counter(request_id[0] for request_id in served[:6]) == {"t": 3, "u": 3}
-    assert [request_id[0] for request_id in served[::2]] == [served[0][0]] * 6
 
 
 async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None:

@@ -185,12 +185,20 @@ async def test_weights_of_many_sizes_are_drawn_by_their_share(settings: Settings
     assert chi_squared(counts, [weights[n] * share for n in likely]) < bound(len(likely))
 
 
-async def test_each_of_many_with_one_weight_is_drawn_alike(settings: Settings) -> None:
-    # The least of its class, so that a draw is given up the most often.
-    async with open_memory(settings, ReplayBounds(weighted=True)) as memory:
-        await memory.write(attempts(range(40), 1.0))
-        drawn = Counter(names(await memory.sample(8000, weighted=True, rng=random.Random(3))))
-    assert chi_squared([drawn[str(n)] for n in range(40)], [200.0] * 40) < bound(40)
+@pytest.mark.parametrize("reservoir", [False, True])
+async def test_each_of_many_with_one_weight_is_drawn_alike(
+    settings: Settings, reservoir: bool
+) -> None:
+    bounds = ReplayBounds(entries=40, weighted=True, reservoir=reservoir)
+    async with open_memory(settings, bounds) as memory:
+        # The least of its class, so that a draw is given up the most often; and those before it
+        # have left the class from its beginning, its middle or its end.
+        await memory.write(attempts(range(60), 1.0))
+        for weighted in (True, False):
+            rng = random.Random(3)
+            drawn = Counter(names(await memory.sample(4000, weighted=weighted, rng=rng)))
+            assert len(drawn) == 40
+            assert chi_squared([*drawn.values()], [100.0] * 40) < bound(40)
 
 
 async def test_a_memory_without_weights_says_how_to_have_them(settings: Settings) -> None:
