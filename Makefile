@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks test-documents real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults mutants sim sim-quick dist release clean help
+.PHONY: demo test test-all test-forks test-documents test-user real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults mutants sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -32,6 +32,9 @@ test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 
 test-documents: $(VENV)/dev ## what reads texts the most, each by Lean's language server; three minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal --documents $(addprefix tests/lean/test_,lean_driver.py examples.py verify.py hostile.py)
+
+test-user: $(VENV)/dev ## the sandbox and the fork server as another user than root; a minute
+	tests/engines/another-user $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" -p no:cacheprovider --hypothesis-profile=quick tests/lean/sandbox tests/lean/fork_server
 
 real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; an hour or more
 	PYTHONPATH=.:tests $(BIN)/python -m support.lean.libraries || test "$$CI" != true
