@@ -103,27 +103,26 @@ async def test_the_latest_sampled_request_is_an_exemplar_and_has_its_spans(
     worker = Worker(settings, [_Refuses()], slots=1)
     async with new_gateway(settings) as gateway:
 
-        async def check(trace: str, flags: str) -> Any:
+        async def check(trace: str, flags: str, **fields: float) -> Any:
             given = {"traceparent": f"00-{trace * 32}-{'d' * 16}-{flags}"}
-            text = {"code": f"-- {trace}", "environment": "echo"}
-            answer = await gateway.http.post("/v1/check", json=text, headers=given)
-            assert answer.json()["verdict"] == "incomplete"
-            return answer.json()["worker"]
+            text = {"code": f"-- {trace}", "environment": "echo", **fields}
+            return (await gateway.http.post("/v1/check", json=text, headers=given)).json()
 
         first = asyncio.create_task(check("a", "01"))
         await eventually(counts(queue, "submitted", 1))
+        late = asyncio.create_task(check("e", "01", deadline_s=0.001))
+        await eventually(counts(queue, "submitted", 2))
         (job,) = (await queue.claim("first", ["echo"], 1, busy=0, token="t:")).jobs
         await queue.release("first", [(job.request_id, job.token)], how="retry", leave=True)
         async with running(worker):
-            name = await first
-            for trace, flags in (("c", "01"), ("b", "00")):
-                await check(trace, flags)
+            ends = [await first, await late, await check("c", "01"), await check("b", "00")]
             with (
                 metrics_page(worker, 0, "127.0.0.1") as of_worker,
                 Page(0, gateway.metrics.samples) as of_gateway,
             ):
                 (count,) = await asyncio.to_thread(_exemplars, of_worker)
                 found = await asyncio.to_thread(_exemplars, of_gateway)
+    assert [end["verdict"] for end in ends] == ["incomplete", "expired", *["incomplete"] * 2]
     (bucket,) = (each for each in found if each.name != count.name)
     assert (count.name, count.labels) == ("leanq_worker_requests_total", {"verdict": "incomplete"})
     edge = BUCKETS_S[bisect_left(BUCKETS_S, bucket.exemplar.value)]
@@ -133,7 +132,10 @@ async def test_the_latest_sampled_request_is_an_exemplar_and_has_its_spans(
 
     of_all: list[Any] = [*seen.get_finished_spans()]
     traces = {each.context.trace_id for each in of_all}
-    assert traces == {int(name * 32, 16) for name in "ac"}
+    assert traces == {int(name * 32, 16) for name in "ace"}
+    # What has not run has no phases.
+    of_late = {each.name for each in of_all if each.context.trace_id == int("e" * 32, 16)}
+    assert of_late == {"POST /v1/check", "check echo", "send echo"}
     spans = [each for each in of_all if each.context.trace_id == int("a" * 32, 16)]
     names = {each.context.span_id: each.name for each in spans} | {int("d" * 16, 16): "caller"}
     assert {each.name: names[each.parent.span_id] for each in spans} == {
@@ -150,7 +152,7 @@ async def test_the_latest_sampled_request_is_an_exemplar_and_has_its_spans(
     process = by_name["process echo"]
     ran = (chain[2].start_time, chain[3].end_time)
     assert (process.start_time, process.end_time) == ran
-    assert process.attributes["messaging.client.id"] == name
+    assert process.attributes["messaging.client.id"] == ends[0]["worker"]
     assert process.attributes["leanq.attempt"] == 2
     lost = {"messaging.client.id": "first", "leanq.end": "its worker failed at it"}
     assert by_name["lost"].attributes == lost

@@ -14,21 +14,13 @@ from typing import Any
 
 import httpx2
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.campaigns.campaigns import Desk, stop_worker
 from support.cluster import free_ports
 from support.fleets import Recorder, until
 from support.gateway.receivers import PHOENIX, Receiver, Seen, StandIn, phoenix, stand_in
 from support.terminals import Terminal, ended, wait_for_line
 
-from leanq.errors import LeanQError
-from leanq.fleet.tracing import Tracer, is_asked_for, is_sampled, why_not
-from leanq.producer.request_builder import PreparedRequest, RequestBuilder
-from leanq.producer.route import Waiter
-from leanq.producer.traced_route import TracedRoute
-from leanq.queue.requests import Reply, Spent
+from leanq.fleet.tracing import is_asked_for, is_sampled, why_not
 from leanq.queue.settings import Settings
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -326,47 +318,6 @@ def test_a_pool_has_the_spans_of_its_caller(settings: Settings, receiver: StandI
     (sent,) = (each for each in receiver.spans() if each.name == "send default")
     assert (sent.trace, sent.parent) == (check.trace, check.span)
     assert check.attributes["leanq.verdict"] == "accepted"
-
-
-class Nowhere:
-    """A route that keeps the waiter of what is sent."""
-
-    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
-        self.waiter = waiter
-
-
-class Ends:
-    """A waiter that hears nothing of interest."""
-
-    def acknowledged(self) -> None: ...
-
-    def ended(self, end: Reply | LeanQError) -> None: ...
-
-
-def spans_of(settings: Settings, reply: Reply) -> dict[str, ReadableSpan]:
-    """The spans that a client makes of a reply, by their names."""
-    provider, seen = TracerProvider(), InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(seen))
-    tracer = Tracer(provider.get_tracer("test"), provider.force_flush)
-    nowhere: Any = Nowhere()
-    route = TracedRoute(nowhere, tracer, begins=True)
-    route.send(RequestBuilder(settings, "t").check("-- x", {}), Ends())
-    nowhere.waiter.acknowledged()
-    nowhere.waiter.ended(reply)
-    return {each.name: each for each in seen.get_finished_spans()}
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply("accepted"),
-        Reply("expired", reason="deadline", spent=Spent(1), submitted_ms=1000),
-        # A remembered verdict, whose run had ended before.
-        Reply("accepted", spent=Spent(1, 1000, 0, 0), wall_s=1.0, submitted_ms=9000),
-    ],
-)
-def test_what_has_not_run_has_no_phases(settings: Settings, reply: Reply) -> None:
-    assert spans_of(settings, reply).keys() == {"check default", "send default"}
 
 
 # Sampled, dropped

@@ -31,22 +31,6 @@ async def test_by_turns_the_tenant_of_long_checks_has_nearly_all_cpu_time(shard:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("long", "short"), [(1.0, 1.0), (3.0, 1.0), (1.0, 4.0)])
-async def test_by_weights_each_tenant_has_its_part_of_cpu_time(
-    shard: Shard, long: float, short: float
-) -> None:
-    await shard.queue.set_weight("long", long)
-    await shard.queue.set_weight("short", short)
-    chance = Random(1)
-    costs = {"long": lognormal(chance, 100.0), "short": lognormal(chance, 10.0)}
-    fleet = FairFleet(shard, 8, costs)
-    await fleet.run(HOUR_S / 2)
-    fleet.used_s.clear()
-    await fleet.run(HOUR_S)
-    assert fleet.shares()["long"] == pytest.approx(long / (long + short), abs=0.06)
-
-
-@pytest.mark.slow
 async def test_one_weight_alone_makes_all_others_weigh_1(shard: Shard) -> None:
     await shard.queue.set_weight("a", 2.0)
     fleet = FairFleet(shard, 4, {"a": lambda: 4.0, "b": lambda: 8.0, "c": lambda: 2.0})

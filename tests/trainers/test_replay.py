@@ -218,26 +218,6 @@ def bound(cells: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reservoir", [False, True])
-async def test_a_million_draws_are_uniform(settings: Settings, reservoir: bool) -> None:
-    """The seed makes it the same draws every time; another one fails once in a million times."""
-    count, draws, each = 1000, 1_000_000, 20_000
-    rng = random.Random(22)
-    drawn: Counter[int] = Counter()
-    bounds = ReplayBounds(entries=count, reservoir=reservoir)
-    async with open_memory(settings, bounds) as memory:
-        await memory.write(attempts(range(count if reservoir else 3 * count + 17)))
-        for _ in range(draws // each):
-            drawn.update((await memory.sample(each, rng=rng)).numbers)
-    assert (len(drawn), drawn.total()) == (count, draws)
-    counts = [drawn[number] for number in sorted(drawn)]
-    assert chi_squared(counts, [draws / count] * count) < bound(count)
-    # Of neighbours, too, in which a fault of the arithmetic would show.
-    runs = [sum(counts[start : start + 50]) for start in range(0, count, 50)]
-    assert chi_squared(runs, [draws / len(runs)] * len(runs)) < bound(len(runs))
-
-
-@pytest.mark.slow
 async def test_a_reservoir_has_each_entry_with_the_same_probability(
     settings: Settings, queue: Queue
 ) -> None:
