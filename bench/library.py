@@ -24,7 +24,6 @@ from processes import used
 from leanq.lean.audit.judge_client import Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.fork_server.zygote_client import HeaderFailsError, Zygote
 from leanq.lean.syntax import Header, split_header
 
@@ -64,10 +63,9 @@ def print_judged(judged: Sequence[Judged]) -> None:
 
 async def print_headers(environment: Environment, imported: Modules) -> None:
     """Prints the cost of importing headers, for the judge and for the process that forks."""
-    budget = ForkRules().memory_bytes
     print(
         "| header | modules | judge: CPU s | private MB | fork server: CPU s | private MB "
-        "| headers in its budget |"
+        "| counted MB |"
     )
     print(f"|{' --- |' * 7}")
     for text in _HEADERS:
@@ -85,9 +83,7 @@ async def print_headers(environment: Environment, imported: Modules) -> None:
             print(f"| {zygote} | | |", flush=True)
         else:
             fork_s, fork_mb, counted_bytes = zygote
-            fit = budget // counted_bytes
-            print(f"| {fork_s:.2f} | {fork_mb:.0f} | {fit} |", flush=True)
-    print(f"\nbudget: {budget >> 20} MB a worker's environment")
+            print(f"| {fork_s:.2f} | {fork_mb:.0f} | {counted_bytes >> 20} |", flush=True)
 
 
 async def _judge_import(

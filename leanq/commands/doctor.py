@@ -22,6 +22,7 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.common import tell
 from leanq.commands.environments import environments, openers
+from leanq.commands.worker import cpus
 from leanq.errors import LeanQError, NotPermittedError, RefusedError, UnavailableError
 from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
@@ -30,6 +31,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.fork_server.prepared import prepared
 from leanq.lean.fork_server.proof import memory_of, short
 from leanq.lean.fork_server.server import fault_of_forks
+from leanq.lean.headers_memory import LEAST_BYTES, WORKER_BYTES, Memory, default_bytes
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Sandbox
@@ -102,7 +104,7 @@ async def _examine(
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings += await server_findings(url or UpFile(os.environ).read())
-    findings.append(await sandbox_finding())
+    findings += [await sandbox_finding(), memory_finding(cpus())]
     for opener in environments:
         findings += await _examine_environment(opener)
     return findings
@@ -308,6 +310,21 @@ async def sandbox_finding() -> Finding:
     if missing:
         text = f"only {text}; without {', '.join(missing)}: {advice(missing)}"
     return Finding("sandbox", True, text, warns=bool(missing))
+
+
+def memory_finding(slots: int) -> Finding:
+    """Tells whether there is memory beside requests for what stands ready behind headers."""
+    most, request = Memory().most_bytes(), Request("echo")
+    taken = slots * (request.memory_mb + request.scratch_mb)
+    text = (
+        f"{most >> 20} MB: {taken} for requests of {request.memory_mb} MB in {slots} slots with "
+        f"scratch disk of {request.scratch_mb} MB, {WORKER_BYTES >> 20} for the worker, "
+        f"{default_bytes(slots) >> 20} for headers"
+    )
+    lacks = taken + ((WORKER_BYTES + LEAST_BYTES) >> 20) > most >> 20
+    if lacks:
+        text += ", which is more; give requests less --memory, or the worker fewer --slots"
+    return Finding("memory", True, text, warns=lacks)
 
 
 async def _judge(environment: Environment) -> Finding:

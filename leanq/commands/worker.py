@@ -25,6 +25,7 @@ from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Sample, counted_samples, page_at
 from leanq.lean.echo import EchoDriver
 from leanq.lean.fork_server.server import ForkRules
+from leanq.lean.headers_memory import HeadersMemory, default_bytes
 from leanq.lean.language_server.documents import DocumentRules
 from leanq.lean.lean_driver import LeanDriver, worker_cache
 from leanq.lean.sandbox.demands import require_walls as demand
@@ -67,6 +68,14 @@ worker_options = options.combined(
         is_flag=True,
         help="Give each text a fork of its own; else up to eight texts of one tenant, which run no "
         "programs, follow one another in one.",
+    ),
+    click.option(
+        "--headers-memory",
+        "headers_memory_mb",
+        type=options.WholeRange(256, 1 << 30, "MB"),
+        help="Memory in MiB of all processes that stand ready behind headers: zygotes, steps' and "
+        "judges' [default: what the machine or cgroup has beside 256 for the worker, and 4096 of "
+        "memory with 256 of scratch disk for each slot; at least 512].",
     ),
     click.option(
         "--no-fork-server",
@@ -213,6 +222,7 @@ def make_worker(
     no_fork_server: bool = False,
     judge_alone: bool = False,
     lean_alone: bool = False,
+    headers_memory_mb: int | None = None,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -254,6 +264,9 @@ def make_worker(
         if no_fork_server or driver == "server"
         else ForkRules(compare_every=settings.compare_every, shares=not lean_alone),
         "documents": DocumentRules(compare_every=settings.compare_every),
+        "memory": HeadersMemory(
+            default_bytes(slots or cpus()) if headers_memory_mb is None else headers_memory_mb << 20
+        ),
     }
     found = openers(environments, lean, env_options, env_options_of_project)
     return made([LeanDriver(each, **made_of) for each in found.values()])

@@ -19,6 +19,7 @@ In reading order::
     profile.py        where Lean spends its time in a text
     sandbox/          the walls and limits around it
     fork_server/      a process that has imported a header, forked for each text
+    headers_memory.py one budget for the processes that stand ready
     prefixes.py       what Lean has made of what texts begin with
     check.py          a text compiled, and judged
     examples.py       the examples of a text, and the sorries that it names

@@ -31,6 +31,7 @@ from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.prepared import prepared
 from leanq.lean.fork_server.server import ForkRules, ForkServer
+from leanq.lean.headers_memory import HeadersMemory, default_bytes
 from leanq.lean.language_server.documents import DocumentRules, Documents
 from leanq.lean.lean_options import shown
 from leanq.lean.prefixes import Prefixes, PrefixRules
@@ -114,7 +115,8 @@ class LeanDriver:
     """All operations in one environment, with at most ``slots`` sandboxes. ``open_environment`` is
     called again after its files have changed. Without a ``cache`` no snapshots are made or loaded,
     and without rules for ``forks`` Lean starts for each text. ``hidden`` are folders to hide from
-    candidates. With ``judge_alone`` each file is judged in a process of its own."""
+    candidates. With ``judge_alone`` each file is judged in a process of its own. ``memory`` is the
+    budget of what stands ready, here and in other environments."""
 
     open_environment: Callable[[], Environment]
     _: KW_ONLY
@@ -127,8 +129,10 @@ class LeanDriver:
     documents: DocumentRules = _DOCUMENT_RULES
     judge_alone: bool = False
     trust_steps: bool = False
+    memory: HeadersMemory | None = None
 
     def __post_init__(self) -> None:
+        self._memory = self.memory or HeadersMemory(default_bytes(self.slots))
         self._states: States = MemoryStates()
         self.opened = self._open(self.open_environment())
         self.environment = self.opened.lean.environment.name
@@ -137,7 +141,7 @@ class LeanDriver:
         self._watch = Watch()
         self._watched: Opened | None = None
         self._rng = random.Random()
-        self._preloading: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
 
     @property
     def about(self) -> Mapping[str, object]:
@@ -175,7 +179,10 @@ class LeanDriver:
         # Its self-test takes as long, and does not wait for this.
         self.opened.auditor.judges.open()
         await self.opened.lean.open()
-        self._preloading = asyncio.create_task(self._preload())
+        self._beside = [
+            asyncio.create_task(self._preload()),
+            asyncio.create_task(self._memory.tend()),
+        ]
 
     async def _preload(self) -> None:
         """Preloads the headers that the fleet's texts have, the most used first, or those that were
@@ -208,9 +215,9 @@ class LeanDriver:
 
     async def close(self) -> None:
         self._watch.close()
-        if self._preloading is not None:
-            self._preloading.cancel()
-            await asyncio.gather(self._preloading, return_exceptions=True)
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
@@ -398,7 +405,12 @@ class LeanDriver:
         forks = None
         if self.forks:
             forks = ForkServer(
-                environment, self.forks, hidden=self.hidden, nice=self.nice, slots=self.slots
+                environment,
+                self.forks,
+                hidden=self.hidden,
+                nice=self.nice,
+                memory=self._memory,
+                slots=self.slots,
             )
         documents = Documents(
             environment, self.slots, self.documents, hidden=self.hidden, nice=self.nice
@@ -418,6 +430,7 @@ class LeanDriver:
             hidden=self.hidden,
             nice=self.nice,
             alone=self.judge_alone,
+            memory=self._memory,
         )
         if forks is not None:
             # Its texts will be judged, and a judge imports for as long.

@@ -53,6 +53,7 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
         "python",
         "server",
         "sandbox",
+        "memory",
         "lean",
         "judge",
         "first texts",

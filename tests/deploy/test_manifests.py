@@ -33,6 +33,7 @@ from support.fleet.manifests import (
 )
 
 from leanq.cli import cli
+from leanq.lean.headers_memory import LEAST_BYTES, WORKER_BYTES
 
 # The oldest that docs/operations/kubernetes.md promises, and that of the pods' user namespaces.
 VERSIONS = ("1.27", "1.33")
@@ -412,7 +413,8 @@ def test_a_worker_has_room_for_what_its_requests_may_take(objects: tuple[Object,
     limits = worker.container["resources"]["limits"]
     if options["--driver"] != "echo":
         slots = int(options["--slots"])
-        assert slots * request_bytes() + (1 << 30) <= quantity(limits["memory"])
+        beside = WORKER_BYTES + LEAST_BYTES
+        assert slots * request_bytes() + beside <= quantity(limits["memory"])
         assert 0.9 * slots <= quantity(worker.container["resources"]["requests"]["cpu"])
         assert slots <= quantity(limits["cpu"])
     env = {item["name"]: item.get("value", "") for item in worker.container["env"]}

@@ -13,8 +13,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from leanq.lean.audit.olean import read_parts
 from leanq.lean.audit.self_test import HONEST, forged
 from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
+from leanq.lean.headers_memory import HeadersMemory, Ready
 from leanq.lean.pass_memory import Libraries, PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import PACKAGE, Limits, Process, Sandbox, bare_python
 from leanq.lean.syntax import Header, split_header
@@ -47,8 +49,6 @@ _LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
 # The process's limits for its child are lower, so that only the child is lost.
 _MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
 _MOST_ANSWERED_BYTES = 64 << 20
-# Beyond one for each slot, processes stay for other headers while all hold no more together.
-_MOST_IDLE_BYTES = 1 << 30
 _AGAIN_S = 30.0  # until a self-test that could not be run is tried again
 # How many headers' waits are remembered.
 _PLACES_REMEMBERED = 256
@@ -156,13 +156,14 @@ class Judges:
         nice: int = 0,
         prints: bool = True,
         alone: bool = False,
+        memory: HeadersMemory | None = None,
     ) -> None:
         self._environment = environment
         self._lean = lean = judge_lean(environment.toolchain)
         self._images = KernelImages(environment, lean) if lean.is_foreign else None
         self._hidden, self._nice = tuple(hidden), nice
         self._free = asyncio.Semaphore(slots)
-        self._pool = _Pool(self._new, slots)
+        self._pool = _Pool(self._new, memory or HeadersMemory())
         self._ahead: set[asyncio.Task[None]] = set()
         self._again_s = math.inf
         self._prints, self._alone = prints, alone
@@ -522,8 +523,7 @@ class _Place:
 
 
 class _Pool:
-    """Processes: as many idle ones as ``slots``, and more for other headers within a limit of
-    memory.
+    """Processes, idle ones within a budget of memory.
 
     A file waits for the process that imports its header. It also waits for one that judges another
     file, until such waits have taken as long as an import: then a further process starts.
@@ -532,8 +532,11 @@ class _Pool:
         new: starts a process.
     """
 
-    def __init__(self, new: Callable[[_Start], Awaitable[_JudgeProcess]], slots: int) -> None:
-        self._new, self._slots = new, slots
+    def __init__(
+        self, new: Callable[[_Start], Awaitable[_JudgeProcess]], memory: HeadersMemory
+    ) -> None:
+        self._new, self._memory = new, memory
+        memory.join(self.ready)
         self._closed = False
         self._idle: list[_JudgeProcess] = []
         self._places: LRUCache[_Start, _Place] = LRUCache(_PLACES_REMEMBERED)
@@ -575,6 +578,19 @@ class _Pool:
         self._closed = True
         idle, self._idle = self._idle, []
         await asyncio.gather(*(each.close() for each in idle))
+        self._memory.leave(self.ready)
+
+    def ready(self) -> Iterator[Ready]:
+        """Yields the idle processes."""
+        for each in self._idle:
+            yield Ready(each.used_s, each.held_bytes, partial(self._evict, each))
+
+    async def _evict(self, process: _JudgeProcess) -> bool:
+        if process not in self._idle:
+            return False
+        self._idle.remove(process)
+        await process.close()
+        return True
 
     def _place(self, start: _Start) -> _Place:
         # One that prints serves texts without statements, too.
@@ -599,16 +615,15 @@ class _Pool:
 
     async def _put(self, process: _JudgeProcess, place: _Place) -> None:
         """Keeps a process for the next file, if it can be asked again, and memory allows."""
-        idle, ended = self._idle, list[_JudgeProcess]()
-        if self._closed or not process.usable or process.serves is None:
-            ended.append(process)
-        else:
-            idle.insert(0, process)
+        is_kept = not self._closed and process.usable and process.serves is not None
+        if is_kept:
+            process.used_s = time.monotonic()
+            self._idle.insert(0, process)
         place.tell()
-        while len(idle) > self._slots and sum(e.held_bytes for e in idle) > _MOST_IDLE_BYTES:
-            ended.append(idle.pop())
-        for each in ended:
-            await each.close()
+        if is_kept:
+            await self._memory.make_room()
+        else:
+            await process.close()
 
 
 class _JudgeProcess:
@@ -621,6 +636,7 @@ class _JudgeProcess:
         tenant: whose file it has judged last, if others of this tenant may follow.
         version: its kernel's Lean.
         import_s: how long its start took.
+        used_s: the monotonic time of its last use.
         held_bytes: its own memory once it has imported. Its child has as much again, though nothing
             is copied.
     """
@@ -635,7 +651,7 @@ class _JudgeProcess:
         self._sandbox, self._process = sandbox, process
         self._unread = b""
         self.held_bytes = 0
-        self.import_s = 0.0
+        self.import_s = self.used_s = 0.0
 
     @classmethod
     async def start(

@@ -11,8 +11,9 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from leanq.lean.fork_server.proof import (
     short,
 )
 from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
+from leanq.lean.headers_memory import HeadersMemory, Ready
 from leanq.lean.pass_memory import PassMemory
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.queue.metrics import count
@@ -63,14 +65,12 @@ class ForkRules:
     """When a header is preloaded: with so many texts, since it takes as much CPU time as a start of
     Lean, and the proof as another one. The first one of an environment is preloaded with its first
     text, and so is one whose proof is remembered. One of ``compare_every`` texts runs both ways
-    later on; 0 for none. All preloaded headers of an environment hold ``memory_bytes``; the one
-    used least recently goes first. ``shares``: whether a fork may serve a few texts of one tenant.
-    To prove that costs what it saves of ``share_after`` texts."""
+    later on; 0 for none. ``shares``: whether a fork may serve a few texts of one tenant. To prove
+    that costs what it saves of ``share_after`` texts."""
 
     preload_after: int = 2
     share_after: int = 24
     compare_every: int = 500
-    memory_bytes: int = 2 << 30
     shares: bool = True
 
 
@@ -78,9 +78,10 @@ class ForkRules:
 class _Preloaded:
     """A header that is preloaded and proved, or is about to be. ``near``: if it is about to be,
     nothing is left to do but its own import and proof. ``served``: how many texts. ``is_proving``:
-    that its forks may serve several."""
+    that its forks may serve several. ``used_s``: the monotonic time of its last use."""
 
     zygote: Zygote | None = None
+    used_s: float = 0.0
     near: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     served: int = 0
@@ -132,6 +133,7 @@ class ForkServer:
     rules: ForkRules
     hidden: Sequence[Path] = ()
     nice: int = 0
+    memory: HeadersMemory = field(default_factory=HeadersMemory)
     slots: int = 1
     """How many headers texts may have preloaded at once."""
     expects: Callable[[Key], None] = lambda key: None
@@ -143,7 +145,6 @@ class ForkServer:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     _making: set[asyncio.Task[None]] = field(default_factory=set)
     _seen: LRUCache[Key, int] = field(default_factory=lambda: LRUCache(_HEADERS_REMEMBERED))
-    # The one used least recently first.
     _preloaded: dict[Key, _Preloaded] = field(default_factory=dict)
     _refusals: int = 0
     _most_taken: int = 0
@@ -153,6 +154,7 @@ class ForkServer:
         self._prover = Prover(self.environment, self.hidden, self.nice)
         self.comparisons = Comparisons(self, self._prover, self.rules.compare_every)
         self.idle.set()
+        self.memory.join(self.ready)
         if not self.environment.toolchain.shared_libraries:
             self._say_given_up("this toolchain has no shared library, libleanshared.so")
         if not self.rules.shares:
@@ -211,7 +213,7 @@ class ForkServer:
         is_due = found.served % self.rules.share_after == 0
         if is_due and not found.shares and not found.is_proving:
             found.begin(self._share(key, found), self._making)
-        self._preloaded[key] = self._preloaded.pop(key)
+        found.used_s = time.monotonic()
         found.taken += 1
         self._most_taken = max(self._most_taken, self._taken())
         self.idle.clear()
@@ -253,6 +255,7 @@ class ForkServer:
         found = self._preloaded.get(key)
         if found is not None:
             found.taken -= 1
+            found.used_s = time.monotonic()
         if not self._taken():
             self.idle.set()
         if found is None or self._closed or self.unavailable or not sandbox.alive:
@@ -287,6 +290,7 @@ class ForkServer:
     async def end(self, key: Key, sandbox: Sandbox) -> None:
         if found := self._preloaded.get(key):
             found.lent -= 1
+            found.used_s = time.monotonic()
         await sandbox.close()
 
     async def preload(self, key: Key, *, anew: bool = False) -> None:
@@ -302,14 +306,11 @@ class ForkServer:
         finally:
             found.settled.set()
 
-    def held_bytes(self) -> dict[Key, int]:
-        """Returns the memory of each header that is preloaded; the one used least recently comes
-        first."""
-        return {
-            key: found.zygote.memory_bytes
-            for key, found in self._preloaded.items()
-            if found.zygote is not None
-        }
+    def ready(self) -> Iterator[Ready]:
+        """Yields each header that is preloaded."""
+        for key, found in self._preloaded.items():
+            if found.zygote is not None:
+                yield Ready(found.used_s, found.zygote.memory_bytes, partial(self.evict, key))
 
     async def evict(self, key: Key) -> bool:
         """Ends a header's processes if no text is behind it; returns whether they have ended."""
@@ -328,6 +329,7 @@ class ForkServer:
         await asyncio.gather(*self._making, return_exceptions=True)
         for key in list(self._preloaded):
             await self._drop(key)
+        self.memory.leave(self.ready)
 
     def expect(self, key: Key, *, near: bool = False) -> None:
         """Begins to preload a header in the background, unless it is preloaded or cannot be.
@@ -395,9 +397,9 @@ class ForkServer:
         count("leanq_fork_server_total", "preloaded")
         took_s = time.monotonic() - started_s
         log.info("preloaded %s in %.1f s, %d MB", short(key), took_s, zygote.memory_bytes >> 20)
-        found.zygote = zygote
+        found.zygote, found.used_s = zygote, time.monotonic()
         found.settled.set()
-        await self._make_room(key)
+        await self.memory.make_room()
 
     async def _share(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
         """Has forks serve several texts each, once that is proved, ``anew`` or unless a pass is
@@ -427,13 +429,6 @@ class ForkServer:
             count("leanq_fork_server_total", "unshared")
             log.warning("each text has a fork of its own from now on: %s", why)
             self.unshared = why
-
-    async def _make_room(self, newest: Key) -> None:
-        for key in self.held_bytes():
-            held = sum(self.held_bytes().values())
-            if held <= self.rules.memory_bytes or key == newest:
-                return
-            await self.evict(key)
 
     async def _drop(self, key: Key) -> None:
         found = self._preloaded.pop(key, None)

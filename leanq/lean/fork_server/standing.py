@@ -17,9 +17,9 @@ import logging
 import math
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from cachetools import LRUCache
 
@@ -28,6 +28,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.fork_server.prefix_process import ANSWER, ENDS, FLAG, PREFIX, REQUEST
 from leanq.lean.fork_server.proof import Key
 from leanq.lean.fork_server.server import ForkServer
+from leanq.lean.headers_memory import Ready
 from leanq.lean.recipes import text_hash
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import split_header, tokens
@@ -51,7 +52,6 @@ _REFUSED_REMEMBERED = 1024
 _ENDS_REMEMBERED = 4096
 _SOURCES_REMEMBERED = 1024
 _READ_AT_ONCE = 1000
-_MEMORY_BYTES = 2 << 30
 _MODIFIER = "private|protected|public|noncomputable|unsafe|partial|nonrec|local|scoped"
 _COMMAND = re.compile(
     f"{_MODIFIER}|theorem|lemma|example|def|abbrev|instance|structure|inductive|class|opaque|axiom|"
@@ -174,26 +174,26 @@ class StandingPrefix:
 @dataclass(slots=True)
 class _Prefix:
     """The processes behind one prefix; each serves one request at a time. ``sources``: the names of
-    the sources that are known to begin with it."""
+    the sources that are known to begin with it. ``used_s``: the monotonic time of its last use."""
 
     key: Key
     command: Sequence[str]
     text: str
     processes: list[StandingPrefix] = field(default_factory=list)
     making: asyncio.Task[None] | None = None
+    used_s: float = field(default_factory=time.monotonic)
     sources: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(_SOURCES_REMEMBERED))
 
 
 @dataclass(eq=False)
 class StandingPrefixes:
-    """The processes of one environment that stand behind prefixes: at most ``slots`` behind one,
-    with 2 GiB all together; the prefix used least recently goes first."""
+    """The processes of one environment that stand behind prefixes: at most ``slots`` behind one."""
 
     environment: Environment
     forks: ForkServer
     slots: int
-    # By the hash of the prefix; the one used least recently first.
-    _prefixes: OrderedDict[bytes, _Prefix] = field(default_factory=OrderedDict)
+    # By the hash of the prefix.
+    _prefixes: dict[bytes, _Prefix] = field(default_factory=dict)
     _refused: LRUCache[bytes, bool] = field(default_factory=lambda: LRUCache(_REFUSED_REMEMBERED))
     # The ends of prefixes and their hashes, by a source's name and the offset of a hole.
     # Finding an end means to read the source, which takes longer than a step behind it.
@@ -201,6 +201,16 @@ class StandingPrefixes:
         default_factory=lambda: LRUCache(_ENDS_REMEMBERED)
     )
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.forks.memory.join(self.ready)
+
+    def ready(self) -> Iterator[Ready]:
+        """Yields each prefix with its processes."""
+        for name, found in self._prefixes.items():
+            if found.processes:
+                held = sum(each.memory_bytes for each in found.processes)
+                yield Ready(found.used_s, held, partial(self._evict, name))
 
     def holds(self, source_key: str) -> bool:
         """Returns whether a process is known to stand behind a prefix of this source."""
@@ -224,7 +234,7 @@ class StandingPrefixes:
             if standing.busy:
                 continue
             if standing.alive:
-                self._prefixes.move_to_end(name)
+                found.used_s = time.monotonic()
                 return await self._ask(name, found, standing, code, limits)
             await self._lose(name, found, standing)
         return None
@@ -266,6 +276,7 @@ class StandingPrefixes:
         self._closed = True
         for name in list(self._prefixes):
             await self._drop(name)
+        self.forks.memory.leave(self.ready)
 
     async def _end_of_prefix(self, source_key: str, source: str, code: str) -> tuple[int, bytes]:
         """Returns where the prefix ends that a source shares with a text, and the prefix's hash."""
@@ -290,7 +301,6 @@ class StandingPrefixes:
             log.info("a process behind a prefix is lost: %s", error)
             return None
         count("leanq_fork_server_total", "continued")
-        await self._make_room(None)
         return done
 
     async def _lose(self, name: bytes, found: _Prefix, standing: StandingPrefix) -> None:
@@ -321,7 +331,8 @@ class StandingPrefixes:
             found.processes.append(standing)
             is_kept = True
             count("leanq_fork_server_total", "stood")
-            await self._make_room(name)
+            found.used_s = time.monotonic()
+            await self.forks.memory.make_room()
         except (SandboxError, OSError) as error:
             log.info(
                 "no process stands behind a prefix of %d characters: %s", len(found.text), error
@@ -336,14 +347,13 @@ class StandingPrefixes:
             if not found.processes:
                 self._prefixes.pop(name, None)
 
-    async def _make_room(self, newest: bytes | None) -> None:
-        for name, found in list(self._prefixes.items()):
-            held = sum(p.memory_bytes for f in self._prefixes.values() for p in f.processes)
-            if held <= _MEMORY_BYTES or name == newest:
-                return
-            is_there = self._prefixes.get(name) is found  # or it was dropped meanwhile
-            if is_there and not found.making and not any(each.busy for each in found.processes):
-                await self._drop(name)
+    async def _evict(self, name: bytes) -> bool:
+        """Ends the processes behind a prefix if none is in use; returns whether they have ended."""
+        found = self._prefixes.get(name)
+        if found is None or found.making or any(each.busy for each in found.processes):
+            return False
+        await self._drop(name)
+        return True
 
     async def _drop(self, name: bytes) -> None:
         found = self._prefixes.pop(name)

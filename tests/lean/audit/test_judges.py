@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.audit.survey import places
 from leanq.lean.environment import Environment
+from leanq.lean.headers_memory import HeadersMemory
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.sandbox.usage import descendants
 from leanq.lean.syntax import split_header
@@ -400,13 +402,14 @@ async def test_a_file_waits_no_longer_for_another_than_an_import_takes(
 @pytest.mark.slow
 @pytest.mark.parametrize("fits", [True, False], ids=["memory", "no memory"])
 async def test_headers_that_take_turns_keep_their_processes(
-    core: Environment, lean: Lean, honest: bytes, fits: bool, monkeypatch: pytest.MonkeyPatch
+    core: Environment, lean: Lean, honest: bytes, fits: bool
 ) -> None:
     own = "prelude\naxiom a : Prop\ntheorem t (h : a) : a := h\n"
     file = read_parts(lean.compile(own, name="Turn"))
-    if not fits:
-        monkeypatch.setattr("leanq.lean.audit.judge_client._MOST_IDLE_BYTES", 0)
-    judges = Judges(core, slots=1)
+    tested = Judges(core, slots=1)  # else the process of the self-test serves
+    assert not await tested.unavailable()
+    await tested.close()
+    judges = Judges(core, slots=1, memory=HeadersMemory(math.inf if fits else 0))
     try:
         assert not await judges.unavailable()
         before = judge_pids()

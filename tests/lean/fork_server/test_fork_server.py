@@ -52,6 +52,7 @@ from leanq.lean.fork_server.proof import (
 )
 from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.fork_server.zygote_client import Zygote
+from leanq.lean.headers_memory import HeadersMemory
 from leanq.lean.process import Lean, _is_doubtful
 from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, bare_python
 from leanq.lean.toolchain import LAUNCHER
@@ -398,7 +399,7 @@ async def test_a_text_that_waits_for_its_header_outlives_the_fork_server(
 
 @pytest.mark.slow
 async def test_a_header_that_made_room_for_another_is_preloaded_again(core: Environment) -> None:
-    forks = ForkServer(core, replace(RULES, memory_bytes=1))
+    forks = ForkServer(core, RULES, memory=HeadersMemory(1))
     try:
         for key in 3 * proved_headers(core, 2):
             await eventually(partial(took, forks, key), deadline_s=60.0)

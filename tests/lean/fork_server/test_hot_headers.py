@@ -36,7 +36,7 @@ async def test_a_worker_that_starts_preloads_what_others_have_served(
 ) -> None:
     first, second = (LeanDriver(lambda: core, slots=1, forks=RULES) for _ in range(2))
     async with working(settings, first, slots=1), AsyncLeanQClient(settings) as lean:
-        texts = [f"{PROOF}-- {number}\n" for number in range(LEAST_TEXTS)]
+        texts = [f"{PROOF}-- {number}\n" for number in range(LEAST_TEXTS + 2)]
         for text in texts:
             reply = await lean.check(text, env=first.environment, tenant="t")
             assert reply.verdict == "accepted"
