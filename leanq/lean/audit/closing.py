@@ -49,16 +49,18 @@ _OPENED, _OURS = "_opened", "_leanq"
 _RECURSION = frozenset({"brecOn", "fix", "below"})
 _MOST_NAMED = 3
 
+# A state keeps its source, so a step closes a hole for no other one.
+_CLOSE_FIRST = "write what closes that one into the text first, and check the text again"
+_CLOSE_OTHERS = "write what closes the other holes into the text first, and check the text again"
 _LEFT_OUT = (
     "Lean keeps nothing of what stands in this hole: nothing that is proved uses it, or another "
-    "hole of its definition states the same; close the other holes first"
+    f"hole of its definition states the same; {_CLOSE_OTHERS}"
 )
-_CLOSE_FIRST = "write what closes that one into the text first, and check the text again"
 _GOAL_OPEN = f"its goal, or a hypothesis, rests on another open hole; {_CLOSE_FIRST}"
 _USES_OPEN = f"it uses what stands in another hole, which is open; {_CLOSE_FIRST}"
 _RECURSIVE = (
-    "with this tactic its declaration calls itself, which changes what the hole states; close the "
-    "other holes of the text first"
+    "with this tactic its declaration calls itself, which changes what the hole states; "
+    f"{_CLOSE_OTHERS}"
 )
 _ABOUT_OPEN = (
     "a hole of a tactic is about what another one of its holes holds; leave goals there by `?_` "
@@ -66,12 +68,13 @@ _ABOUT_OPEN = (
 )
 _DECLARES = (
     "a tactic declares it, which may change what others mean; write `have` instead of `let rec`, "
-    "or close the other holes of the text first"
+    f"or {_CLOSE_OTHERS}"
 )
+_STATED = "it stands in a statement, which no step may change; write it into the text instead"
 _OPENS = "with this tactic it rests on a sorry, and without it does not"
 _DIFFERS = (
     "with this tactic the hole states something else than when it was opened, as when the tactic "
-    "settles what other goals are about; close these first"
+    f"settles what other goals are about; {_CLOSE_OTHERS}"
 )
 
 
@@ -262,6 +265,9 @@ class _Closing:
 
     def run(self) -> Survey:
         """Returns what the proof leads to; raises _RefusalError if there is none."""
+        for name in self._places:
+            if self._before.is_stated(name, self._places):
+                raise _RefusalError(name, "type_differs", _STATED)
         return self._in_two_ways(self._hole, self._prove)
 
     def _in_two_ways(self, marker: str, judge: Callable[[Marked, Marked], _T]) -> _T:

@@ -128,6 +128,13 @@ class Marked:
         made for it."""
         return self._reaches(name, {self.marker}, self._leads)
 
+    def is_stated(self, name: Name, declared: Collection[Name]) -> bool:
+        """Returns whether the marker stands in the type of a declaration of the text, perhaps in a
+        constant that Lean made for it."""
+        used = self._image.constants_in(self._constants[name].type_)
+        parts = (each for each in used if self.is_part(each, name, declared))
+        return self.marker in used or any(map(self.leads, parts))
+
     def is_open(self, name: Name) -> bool:
         """Returns whether a constant's value has a hole in it, in the same sense."""
         return self._reaches(name, self.holes, self._open)

@@ -171,6 +171,8 @@ class _Step:
         started = time.monotonic()
         move, source = self.move, self.move.recipe.source.code
         is_whole = move.is_whole and level < 0
+        # Lean says less of a text with goals left.
+        is_right = level < 0
         if level >= 0:
             level = await self._level_left()
         draft, cpu_s = draft_trial(move.recipe, move.tactic), reply.cpu_s
@@ -192,7 +194,7 @@ class _Step:
                         draft, checked = seen, beside
             except UncompiledError as error:
                 return _unmarked(reply, error.why)
-            if checked.reason == "lean_error":
+            if checked.reason == "lean_error" and is_right:
                 errors = (m.text for m in checked.messages if m.severity == "error")
                 return _unmarked(reply, next(errors))
         return structs.replace(
@@ -236,7 +238,8 @@ class _Step:
 def _unmarked(reply: Reply, why: str) -> Reply:
     text = (
         "nothing is left to prove here, but the text does not compile with a marker around each "
-        f"hole, so this one cannot be judged beside others; close these first. Lean says: {why}"
+        "hole, so this one cannot be judged beside others; write what closes these into the text "
+        f"first, and check the text again. Lean says: {why}"
     )
     return noted(reply, text, "error", verdict="rejected", reason="hole_open")
 
