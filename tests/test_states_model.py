@@ -206,15 +206,11 @@ class Machine(RuleBasedStateMachine):
         assert set(held) == {state[:3] for state in self.records}
 
 
-FEW = profile(max_examples=4, stateful_step_count=30, deadline=None)
-MANY = profile(max_examples=60, stateful_step_count=50, deadline=None)
-
-
-@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_store_does_as_the_model(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, examples: profile
-) -> None:
+@pytest.mark.slow
+def test_store_does_as_the_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leanq.queue.shard, "script_text", with_test_clock)
     monkeypatch.setattr(leanq.states, "BUCKETS", 2)
     Machine.server = server
-    run_state_machine_as_test(Machine, settings=examples)
+    run_state_machine_as_test(
+        Machine, settings=profile(max_examples=60, stateful_step_count=50, deadline=None)
+    )

@@ -40,28 +40,6 @@ async def memory(settings: Settings) -> AsyncIterator[ReplayMemory]:
 # A list
 
 
-async def test_a_list_is_read_in_order_from_any_offset(memory: ReplayMemory) -> None:
-    assert await memory.write(attempts("abc")) == 3
-    first = await memory.read(limit=2)
-    assert (names(first), first.missed) == (["a", "b"], 0)
-    assert names(await memory.read(first.offset)) == ["c"]
-    assert names(await memory.read(first.offset)) == ["c"]
-    last = await memory.read(first.offset)
-    assert len(await memory.read(last.offset)) == 0
-    assert (await memory.read(last.offset)).offset == last.offset
-
-
-async def test_what_had_left_before_it_was_read_is_counted(memory: ReplayMemory) -> None:
-    await memory.write(attempts(range(3)))
-    early = await memory.read(limit=1)
-    await memory.write(attempts(range(3, 15)))
-    late = await memory.read(early.offset)
-    assert (names(late), late.missed) == ([str(n) for n in range(5, 15)], 4)
-    stats = await memory.stats()
-    assert (stats.entries, stats.written, stats.evicted, stats.dropped) == (10, 15, 5, 0)
-    assert (stats.first, stats.last) == (late.numbers[0], late.numbers[-1])
-
-
 async def test_a_learner_waits_for_what_is_not_written_yet(memory: ReplayMemory) -> None:
     waiting = asyncio.create_task(memory.read(wait_s=60))
     await asyncio.sleep(0)
@@ -154,18 +132,6 @@ async def test_a_subscriber_gets_what_is_written_from_now_on(one: Server) -> Non
 
 
 # Samples
-
-
-async def test_samples_are_of_what_is_there(memory: ReplayMemory) -> None:
-    assert len(await memory.sample(5)) == 0
-    assert len(await memory.sample(5, weighted=True)) == 0
-    await memory.write(attempts(range(40)))
-    drawn = await memory.sample(600)
-    assert set(names(drawn)) == {str(n) for n in range(30, 40)}
-    assert len(drawn) == 600
-    assert [int(name) for name in names(drawn)] == [
-        number - (await memory.stats()).last + 39 for number in drawn.numbers
-    ]
 
 
 async def test_weights_of_many_sizes_are_drawn_by_their_share(settings: Settings) -> None:

@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
         assert sorted(found) == sorted(weighed)
 
 
-FEW = profile(max_examples=4, stateful_step_count=20)
+FEW = profile(max_examples=3, stateful_step_count=15)
 MANY = profile(max_examples=40, stateful_step_count=25)
 
 

@@ -26,7 +26,6 @@ from leanq.queue.requests import Reply
 from leanq.queue.results import Became, Reaped, Returning, Settlement, Submission
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply
-from support.queue.fairness import Fairness
 from support.queue.queue_check import check_status, check_wakeups, compare
 from support.queue.queue_model import Model
 from support.queue.queues import Queue
@@ -111,7 +110,6 @@ class QueueMachine(RuleBasedStateMachine):
         self.replies: dict[str, bytes] = {}
         # Environments of which a worker took a wake-up's token and has not claimed since.
         self.woken: set[str] = set()
-        self.fairness = Fairness(self.model)
         self.advance(0)
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -213,7 +211,6 @@ class QueueMachine(RuleBasedStateMachine):
             for lease, used_ms in zip(leases, cpu_ms, strict=True)
         )
         busy = len(self.model.work[worker])
-        stale = self.fairness.stale_lists()
         request_ids, alone, hold = self.model.claim(worker, environments, want, busy)
         self.model.call_over()
         token = f"{call}:"
@@ -238,10 +235,6 @@ class QueueMachine(RuleBasedStateMachine):
         if want and not hold:
             # A worker on hold keeps the token that it took; a renewal makes up for that.
             self.woken -= set(environments)
-        if self.model.weights:
-            self.fairness.leads.clear()
-        elif not alone:
-            self.fairness.check(request_ids, stale)
 
     @rule(which=some)
     def settle_late(self, which: list[int]) -> None:

@@ -70,8 +70,6 @@ class Model:
         self.joined: defaultdict[str, list[str]] = defaultdict(list)
         self.prints: dict[str, str] = {}
         self.memory: dict[tuple[str, str], str] = {}
-        # Lists in which the last claim met a request that needed no run of its own.
-        self.passed: set[tuple[str, int, str]] = set()
         self.told: defaultdict[str, set[str]] = defaultdict(set)
         self.rings: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
         self.quarantined: defaultdict[str, list[str]] = defaultdict(list)
@@ -154,7 +152,6 @@ class Model:
         self, worker: str, environments: Sequence[str], want: int, busy: int
     ) -> tuple[list[str], bool, bool]:
         """The request ids, whether one runs alone, whether the worker is to empty itself."""
-        self.passed.clear()
         environments = [
             environment
             for environment in environments
@@ -464,7 +461,6 @@ class Model:
         item.run, item.attempts = run, item.attempts + 1
         by_age = [(self.flying[each].submitted, each) for each in (*self.joined[run], request_id)]
         self.joined[run] = [each for _, each in sorted(by_age)]
-        self.passed.add((item.sub.environment, item.sub.priority, item.sub.tenant))
         return True
 
     def _disband(self, request_id: str) -> list[str]:
