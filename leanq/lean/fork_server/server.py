@@ -363,6 +363,7 @@ class ForkServer:
                 await self._share(key, found)
         except (SandboxError, OSError) as error:
             self._preloaded.pop(key, None)
+            found.settled.set()  # its texts do not wait for what is tried now
             if isinstance(error, HeaderFailsError) and await self._prover.is_header_wrong(key):
                 log.info("Lean starts anew for texts with the header %s: %s", short(key), error)
                 self._seen[key] = -_NEVER

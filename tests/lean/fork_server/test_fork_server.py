@@ -342,7 +342,7 @@ async def test_texts_do_not_wait_for_the_proof_of_the_machine(
     monkeypatch.setattr(pass_memory, "_passed", set())
     async with fork_server(replace(core, cache=tmp_path)) as forks:
         assert not await took(forks, HEADER)
-        assert not forks.held_bytes()
+        assert not forks.pids()
         assert await forks.is_ready(HEADER)
         assert await took(forks, HEADER)
 
@@ -365,7 +365,7 @@ async def test_no_text_waits_longer_than_it_may(
         # One that may not wait has nothing preloaded, and nor has one for which there is no slot.
         assert not await took(forks, other, patience_s=0.0)
         assert not await took(forks, other)
-        assert list(forks.held_bytes()) == []
+        assert not forks.pids()
 
 
 async def test_as_many_headers_are_preloaded_at_once_as_there_are_slots(core: Environment) -> None:
@@ -373,6 +373,19 @@ async def test_as_many_headers_are_preloaded_at_once_as_there_are_slots(core: En
     async with fork_server(core, slots=2) as forks:
         found = await asyncio.gather(*(took(forks, key) for key in keys))
         assert sorted(found) == [False, True, True]
+
+
+async def test_headers_that_come_once_are_not_preloaded_however_many(core: Environment) -> None:
+    memory_of(core, BARE_HEADER).keep()
+    async with fork_server(core, ForkRules(compare_every=0), slots=2) as forks:
+        expected: list[Key] = []
+        forks.expects = expected.append
+        [hot] = proved_headers(core, 1)
+        assert await took(forks, hot)
+        for number in range(200):
+            assert not await took(forks, "prelude\n" + "import Core\n" * (2 + number))
+        assert expected == [hot]
+        assert await took(forks, hot)
 
 
 async def test_a_text_that_stops_waiting_costs_the_others_nothing(core: Environment) -> None:

@@ -43,6 +43,11 @@ async def test_a_worker_that_starts_preloads_what_others_have_served(
         # A text that Lean does not get through to says nothing of its header.
         reply = await lean.check("import Missing\n" + PROOF, env=first.environment)
         assert reply.reason == "unknown_import"
+
+        async def is_told() -> bool:  # with a heartbeat
+            return await first._states.hot_headers(core.fingerprint) == [HEADER]  # noqa: SLF001
+
+        await eventually(is_told)
     async with working(settings, second, slots=1):
         await eventually(lambda: preloaded(second) == 1, deadline_s=60.0)
 
