@@ -22,6 +22,8 @@ it: each could then hold the other.
 A step must leave the rest as it is. It declares nothing by a name, which the source or other
 tactics could mean. No open hole may come to state something else, unless no step can close it. No
 declaration may come to rest on a hole that did not so before.
+
+This is one file, so that all that a term may hold can be checked side by side.
 """
 
 from __future__ import annotations
