@@ -109,25 +109,25 @@ class Pool(FutureClient):
                 check_name("environment", arguments.text("a name", name)): _path(path)
                 for name, path in environments.items()
             }
-        cache = worker_cache(settings)
-
         self._drivers = [
             partial(
                 LeanDriver,
                 partial(open_environment, name, path, lean=lean),
                 slots=count,
-                cache=cache,
                 nice=nice,
                 forks=ForkRules(compare_every=settings.compare_every),
             )
             for name, path in named.items()
         ]
-        self._slots = count
+        self._settings, self._slots = settings, count
         self._shown = f"<Pool of {', '.join(named)} in {count} slots>"
         super().__init__(RequestBuilder(settings, "pool"), self._new_route, kind="pool")
 
     def _new_route(self) -> Route:
-        route = LocalRoute([*(new() for new in self._drivers), EchoDriver()], self._slots)
+        # A copy in another process has a folder of its own.
+        cache = worker_cache(self._settings)
+        drivers: list[Driver] = [new(cache=cache) for new in self._drivers]
+        route = LocalRoute([*drivers, EchoDriver()], self._slots)
         if made := tracer():
             from leanq.producer.traced_route import TracedRoute
 
