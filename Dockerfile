@@ -76,7 +76,7 @@ COPY --from=toolchain /opt/lean /opt/lean
 COPY --from=project /srv/lean /srv/lean
 COPY --from=leanq /opt/leanq /opt/leanq
 # Or each new pod would read all modules before it serves; from their last place, where times are as noted.
-RUN /opt/leanq/bin/python -m leanq.lean.baked_hashes /srv/lean
+RUN /opt/leanq/bin/python -m leanq.lean.run.baked_hashes /srv/lean
 ENV PATH=/opt/leanq/bin:/opt/lean/bin:$PATH \
     LEANQ_LEAN=/opt/lean/bin/lean \
     LEANQ_CACHE=/var/cache/leanq \

@@ -28,13 +28,13 @@ test-all: $(VENV)/dev ## all tests but real-test's, and those of the lean driver
 	$(MAKE) test-forks test-documents
 
 test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
-	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
+	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/goals/test_holes.py tests/lean/goals/test_steps.py
 
 test-documents: $(VENV)/dev ## what reads texts the most, each by Lean's language server; three minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal --documents $(addprefix tests/lean/test_,lean_driver.py examples.py verify.py hostile.py)
 
 test-user: $(VENV)/dev ## the sandbox and the fork server as another user than root; a minute
-	tests/engines/another-user $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" -p no:cacheprovider --hypothesis-profile=quick tests/lean/sandbox tests/lean/fork_server
+	tests/engines/another-user $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" -p no:cacheprovider --hypothesis-profile=quick tests/lean/sandbox $(addprefix tests/lean/run/test_,evaluations.py fork_server.py fork_walls.py hot_headers.py shared_forks.py shared_text.py stripped.py) tests/lean/goals/test_standing.py
 
 real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; an hour or more
 	PYTHONPATH=.:tests $(BIN)/python -m support.lean.libraries || test "$$CI" != true

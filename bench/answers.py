@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from leanq.lean.completions import candidates_of
+from leanq.lean.goals.completions import candidates_of
 
 _STATEMENT = "namespace A\ntheorem t (p q : Prop) (h : And p q) : And q p := by\n  sorry\nend A\n"
 _SHORT_CHARS, _TIMES, _ROUNDS = 60_000, 4, 3

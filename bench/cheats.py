@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.plain import plain_lean
+from leanq.lean.run.plain import plain_lean
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.states import MemoryStates
 

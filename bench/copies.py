@@ -19,12 +19,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from leanq.lean.audit.image import Image, Name, Raw
-from leanq.lean.audit.infos import Infos
-from leanq.lean.audit.kernel import Kernel
-from leanq.lean.audit.olean import open_image, read_parts
-from leanq.lean.audit.rebuild import Rebuilder
-from leanq.lean.toolchain import wheel_libraries
+from leanq.lean.judge.kernel import Kernel
+from leanq.lean.judge.rebuild import Infos, Rebuilder
+from leanq.lean.run.image import Image, Name, Raw
+from leanq.lean.run.olean import open_image, read_parts
+from leanq.lean.run.toolchain import wheel_libraries
 
 _MODULES_OF_A_CHILD = 64
 _PROCESSES = 2

@@ -19,8 +19,8 @@ from pathlib import Path
 from places import Place, lean, new_place, print_table
 from processes import cpu_s, used
 
-from leanq.lean.language_server.documents import DocumentRules
-from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.driver import LeanDriver
+from leanq.lean.run.documents import DocumentRules
 from leanq.queue.requests import Request
 from leanq.states import MemoryStates
 

@@ -24,8 +24,8 @@ from places import new_place, print_table
 from processes import descendants
 
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.zygote_client import Zygote
-from leanq.lean.process import limits_of
+from leanq.lean.run.process import limits_of
+from leanq.lean.run.zygote_client import Zygote
 from leanq.lean.sandbox.sandbox import Finished, Sandbox
 from leanq.queue.requests import Request
 
@@ -53,7 +53,7 @@ _IMPORT = "import {}\n"
 # Runs in a process of its own, since Lean cannot be unloaded.
 _SAVE_EMPTY = """
 import ctypes, sys
-from leanq.lean.audit.kernel import Kernel
+from leanq.lean.judge.kernel import Kernel
 folder, count, *libraries = sys.argv[1:]
 Kernel(libraries)
 lean = ctypes.CDLL(None)

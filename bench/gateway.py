@@ -31,7 +31,7 @@ import redis
 from servers import server
 
 from leanq import AsyncLeanQClient
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
 from leanq.worker import Worker

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from processes import used
 
-from leanq.lean.audit.judge_client import Judges
-from leanq.lean.audit.judge_lean import judge_lean
-from leanq.lean.audit.kernel_images import KernelImages
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.syntax import Header
+from leanq.lean.judge.judge_client import Judges
+from leanq.lean.judge.judge_lean import judge_lean
+from leanq.lean.judge.kernel_images import KernelImages
+from leanq.lean.text import Header
 
 _SETTLED_S = 2.5  # the hashes of younger files are not remembered
 

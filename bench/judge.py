@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leanq.lean.audit.judge_client import Judges
-from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.judge.judge_client import Judges
+from leanq.lean.run.olean import read_parts
+from leanq.lean.sandbox.cgroup import descendants
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.sandbox.usage import descendants
-from leanq.lean.syntax import split_header
+from leanq.lean.text import split_header
 
 _HEADER = "prelude\nimport Core\n"
 _LIMITS = Limits(cpu_s=3600.0, wall_s=7200.0, memory_bytes=16 << 30)

@@ -26,11 +26,11 @@ from typing import Self
 from processes import cpu_s, descendants
 from queues import Queue
 
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.fork_server.server import ForkRules
-from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.prefixes import PrefixRules
-from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.goals.prefixes import PrefixRules
+from leanq.lean.goals.snapshots import SnapshotCache
+from leanq.lean.run.fork_server import ForkRules
 from leanq.local import EmbeddedServer
 from leanq.queue.requests import Reply, Request
 from leanq.states import RedisStates, States

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from processes import used
 
-from leanq.lean.audit.judge_client import Judges
-from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.zygote_client import HeaderFailsError, Zygote
-from leanq.lean.syntax import Header, split_header
+from leanq.lean.judge.judge_client import Judges
+from leanq.lean.run.olean import read_parts
+from leanq.lean.run.zygote_client import HeaderFailsError, Zygote
+from leanq.lean.text import Header, split_header
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.lean.judged_modules import LIMITS, Judged, Modules, judge_modules

@@ -38,7 +38,7 @@ _CHECK_US = 30_000
 
 async def _echoes(url: str, count: int) -> float:
     from leanq.client import AsyncLeanQClient
-    from leanq.lean.echo import EchoDriver
+    from leanq.lean.driver import EchoDriver
     from leanq.queue.metrics import COUNTS
     from leanq.queue.settings import Settings
     from leanq.worker import Worker

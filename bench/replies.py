@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from leanq.lean import lean_driver
+from leanq.lean import driver as lean_driver
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment
-from leanq.lean.language_server.documents import DocumentRules
-from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.plain import PlainLean, difference, plain_lean
+from leanq.lean.run.documents import DocumentRules
+from leanq.lean.run.plain import PlainLean, difference, plain_lean
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.syntax import split_header
+from leanq.lean.text import split_header
 from leanq.queue.requests import Request
 from leanq.states import MemoryStates
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from leanq import AsyncLeanQClient, Pool
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import open_environment
-from leanq.lean.lean_driver import LeanDriver
 from leanq.local import EmbeddedServer, running
 from leanq.queue.requests import Request
 from leanq.states import MemoryStates

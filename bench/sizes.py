@@ -16,7 +16,7 @@ from queues import Queue
 from servers import server
 
 from leanq.client import LeanQClient
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings

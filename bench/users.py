@@ -28,7 +28,7 @@ from places import Place, new_place, print_table, server_info, worker, xargs
 from processes import cpu_s
 
 from leanq.client import AsyncLeanQClient
-from leanq.lean.language_server.protocol import Frames, frame
+from leanq.lean.run.protocol import Frames, frame
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 

@@ -27,10 +27,10 @@ from typing import Any
 from lean import Fleet, through_leanq, worker_with_log
 from places import Place, lean, new_place, print_table, server_info, xargs
 
-from leanq.lean import lean_driver
+from leanq.lean import driver as lean_driver
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import open_environment
-from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.process import Lean
+from leanq.lean.run.process import Lean
 from leanq.lean.sandbox.sandbox import Finished
 from leanq.local import EmbeddedServer
 from leanq.queue.requests import Request

@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
-from leanq.producer.destination import Clusters, Gateway, is_gateway
 from leanq.producer.future_client import FutureClient, LeanQFuture
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
@@ -35,7 +34,17 @@ from leanq.producer.request_builder import (
     RequestBuilder,
     SubmitOptions,
 )
-from leanq.producer.route import CallingBack, ClientTimings, NoWorker, Route, RouteOptions, WhenFull
+from leanq.producer.route import (
+    CallingBack,
+    ClientTimings,
+    Clusters,
+    Gateway,
+    NoWorker,
+    Route,
+    RouteOptions,
+    WhenFull,
+    is_gateway,
+)
 from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, ReplyOrError, Result, astream
 from leanq.queue.requests import Reply

@@ -33,12 +33,10 @@ from leanq.errors import (
     to_install,
 )
 from leanq.fleet.tracing import tracer
-from leanq.lean.driver import Driver
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import Driver, EchoDriver, LeanDriver, worker_cache
 from leanq.lean.environment import open_environment
-from leanq.lean.fork_server.server import ForkRules
-from leanq.lean.lean_driver import LeanDriver, worker_cache
-from leanq.lean.recipes import read_recipe
+from leanq.lean.goals.recipes import read_recipe
+from leanq.lean.run.fork_server import ForkRules
 from leanq.producer import arguments
 from leanq.producer.future_client import FutureClient
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest, RequestBuilder

@@ -37,7 +37,7 @@ from support.terminals import Terminal, new_fleet, new_terminal
 
 from leanq import local
 from leanq.client import AsyncLeanQClient
-from leanq.lean import lean_driver
+from leanq.lean import driver as lean_driver
 from leanq.lean.environment import Environment, open_environment
 from leanq.local import EmbeddedServer, Pool
 from leanq.queue.settings import Settings

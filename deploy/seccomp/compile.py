@@ -1,7 +1,7 @@
 """Compiles ``policy.py``: ``python deploy/seccomp/compile.py``, after any change of it.
 
-Writes the filters of programs in sandboxes, ``leanq/lean/data/seccomp.ARCHITECTURE.bpf``, and the
-profile of a worker's container, ``deploy/seccomp.json`` and its copy for nodes. For developers'
+Writes the filters of programs in sandboxes, ``leanq/lean/sandbox/seccomp.ARCHITECTURE.bpf``, and
+the profile of a worker's container, ``deploy/seccomp.json`` and its copy for nodes. For developers'
 machines: it needs libseccomp (Debian's libseccomp2) and the package pyseccomp. Calls of another
 architecture than the filter's, and of x32, end the process.
 """
@@ -64,7 +64,7 @@ def profile() -> dict[str, Any]:
 def main() -> None:
     """Write all of it."""
     for architecture in ARCHITECTURES:
-        with open(ROOT / f"leanq/lean/data/seccomp.{architecture}.bpf", "wb") as file:
+        with open(ROOT / f"leanq/lean/sandbox/seccomp.{architecture}.bpf", "wb") as file:
             program(architecture).export_bpf(file)
     text = json.dumps(profile(), indent=2)
     # kubectl reads no file outside of the folder that it is given.

@@ -1,9 +1,9 @@
 """Which system calls a program in a sandbox may make, and which a worker's container allows.
 
-The source of ``leanq/lean/data/seccomp.*.bpf`` and of ``deploy/seccomp.json``, which ``compile.py``
-beside it makes. Names are the kernel's; a name that an architecture lacks means nothing there. What
-Lean, its language server and the judge's Python call was seen by strace. The rest of ``ALLOWED`` is
-what ordinary programs of files, threads and processes need.
+The source of ``leanq/lean/sandbox/seccomp.*.bpf`` and of ``deploy/seccomp.json``, which
+``compile.py`` beside it makes. Names are the kernel's; a name that an architecture lacks means
+nothing there. What Lean, its language server and the judge's Python call was seen by strace. The
+rest of ``ALLOWED`` is what ordinary programs of files, threads and processes need.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.fleet.shown import duration
-from leanq.lean.completions import Outcome, best_of, outcome_of
+from leanq.lean.goals.completions import Outcome, best_of, outcome_of
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     ECHO_ENVIRONMENT,

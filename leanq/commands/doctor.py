@@ -26,15 +26,15 @@ from leanq.commands.worker import cpus
 from leanq.errors import LeanQError, NotPermittedError, RefusedError, UnavailableError
 from leanq.fleet.shown import duration
 from leanq.fleet.stats import degraded_of
-from leanq.lean.audit.judge_client import Judges
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.prepared import prepared
-from leanq.lean.fork_server.proof import memory_of, short
-from leanq.lean.fork_server.server import fault_of_forks
-from leanq.lean.headers_memory import LEAST_BYTES, WORKER_BYTES, Memory, default_bytes
-from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.sandbox.demands import advice, missing_walls
+from leanq.lean.judge.judge_client import Judges
+from leanq.lean.run.fork_server import fault_of_forks
+from leanq.lean.run.headers import prepared
+from leanq.lean.run.headers_memory import LEAST_BYTES, WORKER_BYTES, Memory, default_bytes
+from leanq.lean.run.proof import memory_of, short
 from leanq.lean.sandbox.sandbox import Sandbox
+from leanq.lean.sandbox.walls import advice, missing_walls
 from leanq.local import EmbeddedServer, find_server
 from leanq.queue.operator_queue import OperatorQueue
 from leanq.queue.requests import Request

@@ -15,17 +15,15 @@ from leanq.commands.common import queue_settings, tell
 from leanq.commands.environments import environments, openers
 from leanq.fleet.shown import printable, table
 from leanq.fleet.stats import fingerprints_of, options_of
-from leanq.lean.audit.evaluators import evaluators
-from leanq.lean.audit.judge_client import Judges
-from leanq.lean.audit.library_syntax import Evaluators
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.headers import forkable_header
-from leanq.lean.fork_server.prepared import note
-from leanq.lean.fork_server.proof import short
-from leanq.lean.fork_server.server import fault_of_forks
-from leanq.lean.lean_options import shown
-from leanq.lean.syntax import split_header
-from leanq.lean.toolchain import LEANS_OWN
+from leanq.lean.judge.judge_client import Judges
+from leanq.lean.run.evaluators import evaluators
+from leanq.lean.run.fork_server import fault_of_forks
+from leanq.lean.run.headers import forkable_header, note
+from leanq.lean.run.library_syntax import Evaluators
+from leanq.lean.run.proof import short
+from leanq.lean.run.toolchain import LEANS_OWN, shown
+from leanq.lean.text import split_header
 from leanq.queue.operator_queue import look
 from leanq.queue.results import Status
 from leanq.queue.wire import environments_in, info_of

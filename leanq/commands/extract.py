@@ -17,7 +17,7 @@ from leanq.commands.submit import read_named
 from leanq.queue.requests import TIMEOUT_S, Request
 
 if TYPE_CHECKING:
-    from leanq.lean.declarations import Declaration
+    from leanq.lean.judge.declarations import Declaration
 
 
 @click.command()
@@ -56,9 +56,9 @@ def extract(
     Exit code: 0, or 2 if Lean refuses the text.
     """
     code = read_named(file)
-    from leanq.lean.declarations import extract as declarations_of
+    from leanq.lean.driver import LeanDriver
     from leanq.lean.environment import open_environment
-    from leanq.lean.lean_driver import LeanDriver
+    from leanq.lean.judge.declarations import extract as declarations_of
 
     where = project or project_here()
     driver = LeanDriver(lambda: open_environment("default", where, lean=lean), slots=1, forks=None)

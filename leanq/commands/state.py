@@ -18,7 +18,7 @@ from leanq.commands.replies import coloured, hanging, shown_lines
 from leanq.commands.submit import client_at, read_source
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.fleet.shown import printable
-from leanq.lean.recipes import unpack_export
+from leanq.lean.goals.recipes import unpack_export
 from leanq.producer.request_builder import Check, InEnvironment
 from leanq.queue.requests import STEPPED, Reply, reply_to_json
 

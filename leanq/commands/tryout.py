@@ -23,10 +23,10 @@ from leanq.commands.submit import lean_files, read_source
 from leanq.errors import LeanQError, UsageError
 from leanq.fleet.shown import counted, plural, printable
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.files import library_of
-from leanq.lean.plain import Said, difference, plain_lean
+from leanq.lean.run.files import library_of
+from leanq.lean.run.plain import Said, difference, plain_lean
+from leanq.lean.run.toolchain import LEANS_OWN
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.toolchain import LEANS_OWN
 from leanq.local import Pool
 from leanq.producer.stream import Result
 

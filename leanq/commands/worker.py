@@ -23,13 +23,12 @@ from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Sample, counted_samples, page_at
-from leanq.lean.echo import EchoDriver
-from leanq.lean.fork_server.server import ForkRules
-from leanq.lean.headers_memory import HeadersMemory, default_bytes
-from leanq.lean.language_server.documents import DocumentRules
-from leanq.lean.lean_driver import LeanDriver, worker_cache
-from leanq.lean.sandbox.demands import require_walls as demand
+from leanq.lean.driver import EchoDriver, LeanDriver, worker_cache
+from leanq.lean.run.documents import DocumentRules
+from leanq.lean.run.fork_server import ForkRules
+from leanq.lean.run.headers_memory import HeadersMemory, default_bytes
 from leanq.lean.sandbox.sandbox import probe
+from leanq.lean.sandbox.walls import require_walls as demand
 from leanq.queue.settings import Settings
 from leanq.queue.up_file import UpFile
 from leanq.worker import Worker

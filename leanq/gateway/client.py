@@ -30,7 +30,7 @@ from leanq.errors import (
 from leanq.gateway.fresh import Fresh
 from leanq.gateway.pending import End, Pending, RequestName, lost
 from leanq.gateway.recent import RecentRequests
-from leanq.lean.recipes import read_recipe
+from leanq.lean.goals.recipes import read_recipe
 from leanq.producer.outstanding import conflict
 from leanq.producer.request_builder import Check, PreparedRequest, RequestBuilder
 from leanq.queue import wire

@@ -23,7 +23,7 @@ from leanq.gateway.keys import Key
 from leanq.gateway.kimina_results import result_of
 from leanq.gateway.operation_routes import Operations
 from leanq.gateway.v1_bodies import THEOREM
-from leanq.lean.syntax import split_header
+from leanq.lean.text import split_header
 from leanq.producer.request_builder import Check, PreparedRequest
 from leanq.queue.requests import MAX_TIMEOUT_S, Reply
 

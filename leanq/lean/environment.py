@@ -1,4 +1,4 @@
-"""An environment: its importable modules, its Lean and options, and its fingerprint.
+"""An environment: its modules, its Lean and options, its fingerprint, and a watch over it.
 
 The fingerprint is part of every verdict and of every state's key. It must be equal on two machines
 exactly if Lean answers alike on both. It is the BLAKE2b-256 hash of
@@ -12,8 +12,8 @@ exactly if Lean answers alike on both. It is the BLAKE2b-256 hash of
 - for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources: a
   project with other sources is another environment, compiled or not.
 
-Mathlib is gigabytes, so the cache folder remembers content hashes (:mod:`leanq.lean.hashes`), and a
-second start costs a scan of the folders.
+Mathlib is gigabytes, so the cache folder remembers content hashes (:mod:`leanq.lean.run.files`),
+and a second start costs a scan of the folders.
 
 All functions block.
 """
@@ -21,6 +21,7 @@ All functions block.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
@@ -36,27 +37,37 @@ from typing import NamedTuple
 
 from leanq.errors import ToolchainError, to_install
 from leanq.fleet.shown import some_of
-from leanq.lean import lean_options
-from leanq.lean.audit.olean import find_folder, find_module
-from leanq.lean.baked_hashes import baked
-from leanq.lean.builds import check_builds, check_project
-from leanq.lean.files import File, compiled_modules, files_below, library_of, module_names
-from leanq.lean.hashes import content_hashes, hash_bytes, is_ours, make_folders
-from leanq.lean.nearest import nearest
-from leanq.lean.syntax import Header, quote, split_header
-from leanq.lean.toolchain import (
+from leanq.lean.run import toolchain as lean_options
+from leanq.lean.run.baked_hashes import baked
+from leanq.lean.run.files import (
+    File,
+    compiled_modules,
+    content_hashes,
+    files_below,
+    hash_bytes,
+    is_ours,
+    library_of,
+    make_folders,
+    module_names,
+    nearest,
+)
+from leanq.lean.run.olean import find_folder, find_module
+from leanq.lean.run.toolchain import (
     LAUNCHER,
     LEANS_OWN,
     Toolchain,
     ask,
+    check_builds,
+    check_project,
     find_toolchain_and_path,
     is_lake_project,
     last_words,
 )
+from leanq.lean.text import Header, quote, split_header
 
 STANDARD_AXIOMS = frozenset({"propext", "Classical.choice", "Quot.sound"})
 
-_CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
+_CORE_SOURCE = Path(__file__).resolve().parent / "run" / "Core.lean"
 _CORE_HEADER = "prelude\nimport Core\n"
 _CORE_NEEDS_BYTES = 4 << 20
 _PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
@@ -475,3 +486,92 @@ def cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
     if not os.path.isabs(shared):
         shared = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     return Path(shared, "leanq")
+
+
+# Whether anything was written in an environment's folders, as the kernel tells (inotify).
+#
+# To look at all files of a large library takes 150 ms, and each verdict waits for a look. A watch
+# that has heard nothing since the last look saves it. It hears nothing of other machines, so
+# network file systems are never quiet; nor of writes by another name of a file or through memory,
+# which the look every few seconds finds.
+
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+# Modified, attributes, closed after writing, moved, created, deleted, and the folder itself gone.
+_MASK = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
+# File systems on which all writes pass this kernel.
+_LOCAL = frozenset(
+    ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "squashfs", "erofs")
+)
+_EVENT_BYTES = 1 << 16
+
+
+class Watch:
+    """A watch over the folders of an environment's files; over none, it is never quiet. Blocks for
+    as long as it takes to find these folders."""
+
+    def __init__(self, environment: Environment | None = None) -> None:
+        self._fd = -1
+        self._is_quiet = False
+        if environment is None:
+            return
+        folders = _folders(environment)
+        try:
+            if not _are_local(folders):
+                return
+            libc = ctypes.CDLL(None, use_errno=True)
+            self._fd = libc.inotify_init1(_NONBLOCK_CLOEXEC)
+            for folder in folders if self._fd >= 0 else ():
+                if libc.inotify_add_watch(self._fd, os.fsencode(folder), _MASK) < 0:
+                    raise OSError(ctypes.get_errno(), "inotify_add_watch", folder)
+        except (OSError, AttributeError):
+            self.close()
+
+    def begin(self) -> None:
+        """Forgets what was heard: a look at all files begins."""
+        self._is_quiet = self._fd >= 0
+        self._hear()
+
+    def is_quiet(self) -> bool:
+        """Returns whether nothing was heard since the last :meth:`begin`."""
+        if self._is_quiet and self._hear():
+            self._is_quiet = False
+        return self._is_quiet
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._is_quiet = False
+
+    def _hear(self) -> bool:
+        heard = False
+        with contextlib.suppress(BlockingIOError):
+            while self._fd >= 0 and os.read(self._fd, _EVENT_BYTES):
+                heard = True
+        return heard
+
+
+def _folders(environment: Environment) -> list[str]:
+    """Returns the folders of all files, and of what links among them lead to."""
+    places = [str(folder) for folder in environment.search_path]
+    places += [os.path.dirname(path) for path in environment.found]
+    places.append(os.path.dirname(environment.toolchain.program))
+    folders = set(filter(os.path.isdir, places))
+    folders |= {os.path.dirname(os.path.realpath(path)) for path in environment.found}
+    folders |= set(map(os.path.realpath, tuple(folders)))
+    return sorted(folders)
+
+
+def _are_local(folders: Iterable[str]) -> bool:
+    kinds = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, behind = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")
+        kinds[point] = behind.split()[0]
+
+    def kind_of(folder: str) -> str:
+        while folder not in kinds and folder != "/":
+            folder = os.path.dirname(folder)
+        return kinds.get(folder, "")
+
+    return all(kind_of(os.path.realpath(each)) in _LOCAL for each in folders)

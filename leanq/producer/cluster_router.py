@@ -27,10 +27,9 @@ from leanq.errors import (
     UnavailableError,
     UnknownStateError,
 )
-from leanq.producer.destination import Clusters
 from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest, Whereabouts
-from leanq.producer.route import CallingBack, RouteOptions, Waiter
+from leanq.producer.route import CallingBack, Clusters, RouteOptions, Waiter
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.client_queue import ClientQueue
 from leanq.queue.requests import Reply

@@ -34,10 +34,9 @@ from leanq.errors import (
     UnavailableError,
     UsageError,
 )
-from leanq.producer.destination import Gateway
 from leanq.producer.outstanding import Awaited
 from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.route import RouteOptions, RouteTasks, Waiter
+from leanq.producer.route import Gateway, RouteOptions, RouteTasks, Waiter
 from leanq.queue.requests import (
     DeclarationTime,
     Failure,

@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, RequestError
-from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
-from leanq.lean.syntax import split_header
+from leanq.lean.goals.recipes import Recipe, snapshot_key, text_hash, unpack_export
+from leanq.lean.text import split_header
 from leanq.producer import arguments
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id, shard_of
@@ -251,7 +251,7 @@ class RequestBuilder:
         tactic = arguments.text("the tactic", tactic)
         if any(mark in tactic for mark in ("--", "/-", ";")):
             # Most tactics have none, and clients load little.
-            from leanq.lean.steps.holes import read_tactic
+            from leanq.lean.goals.holes import read_tactic
 
             read_tactic(tactic)  # A comment alone is no tactic, and needs no worker to say so.
         request = Request("step", state=state, tactic=tactic, **_budget(options))

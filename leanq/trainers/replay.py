@@ -41,7 +41,7 @@ from leanq.errors import (
     WireError,
 )
 from leanq.producer import arguments
-from leanq.producer.destination import is_gateway
+from leanq.producer.route import is_gateway
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.shard import Shard, backoff_s
 from leanq.queue.up_file import find_queue

@@ -27,14 +27,14 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
-from leanq.lean.completions import (
+from leanq.lean.goals.completions import (
     Outcome,
     best_of,
     candidates_of,
     fault_of_target,
     outcome_of,
 )
-from leanq.lean.steps.holes import find_holes
+from leanq.lean.goals.holes import find_holes
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply
 from leanq.trainers.replay_writer import ReplayWriter, earned_by, writer_for

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from leanq.errors import DataError, InvalidRequestError, TooLargeError, UsageError
-from leanq.lean.steps.holes import find_holes, read_tactic
+from leanq.lean.goals.holes import find_holes, read_tactic
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.trainers.feedback import shortened

@@ -29,7 +29,7 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UnknownStateError,
 )
-from leanq.lean.steps.holes import find_holes
+from leanq.lean.goals.holes import find_holes
 from leanq.producer.future_client import LoopThread
 from leanq.producer.outstanding import conflict
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
@@ -263,9 +263,9 @@ def fake_lean() -> Iterator[FakeLeanQClient]:
 def lean_queue() -> Iterator[Settings]:
     """Yields a queue with a worker and real Lean, embedded for the session. Tests are skipped if it
     cannot be had, and fail if CI is set."""
+    from leanq.lean.driver import LeanDriver, worker_cache
     from leanq.lean.environment import open_environment
-    from leanq.lean.fork_server.server import ForkRules
-    from leanq.lean.lean_driver import LeanDriver, worker_cache
+    from leanq.lean.run.fork_server import ForkRules
     from leanq.local import EmbeddedServer, running
     from leanq.worker import Worker
 

@@ -23,7 +23,7 @@ from leanq.campaigns.dataset import (
 )
 from leanq.commands.campaign import run as campaign_run
 from leanq.errors import UsageError
-from leanq.lean.completions import (
+from leanq.lean.goals.completions import (
     open_definitions,
     with_header,
     with_proof,

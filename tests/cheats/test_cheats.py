@@ -21,8 +21,8 @@ from support.lean.sites import new_site
 from support.paths import ROOT
 
 from leanq.gateway.kimina_results import result_of
-from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.run.programs import runs_programs
 from leanq.queue.requests import Reply, Request
 
 FULL: dict[str, dict[str, Any]] = tomllib.loads((CHEATS / "full_library.toml").read_text())

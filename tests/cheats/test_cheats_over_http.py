@@ -18,9 +18,9 @@ from support.gateway.kimina_reading import documented, reading
 from support.lean.cheats import TABLE, open_libraries, target, text
 
 from leanq.gateway.kimina_results import LIBRARIES
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.server import ForkRules
-from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.run.fork_server import ForkRules
 from leanq.queue.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

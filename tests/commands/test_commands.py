@@ -23,7 +23,7 @@ from support.terminals import Terminal, ended, own_server_of, samples, wait_for_
 from leanq import __version__
 from leanq.cli import cli
 from leanq.lean.environment import Environment
-from leanq.lean.toolchain import ask
+from leanq.lean.run.toolchain import ask
 from leanq.queue import wire
 from leanq.queue.requests import Reply
 from leanq.queue.results import Settlement

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from leanq.errors import SandboxError
-from leanq.lean.sandbox.demands import advice, missing_walls, require_walls
 from leanq.lean.sandbox.sandbox import probe
+from leanq.lean.sandbox.walls import advice, missing_walls, require_walls
 
 ALL = ("user-ns", "pid-ns", "mount-ns", "net-ns", "ipc-ns", "root", "landlock-7", "seccomp")
 # No worker gets as far as to ask for a server here.

@@ -10,7 +10,7 @@ import pytest
 from support.terminals import Terminal
 
 from leanq.lean.environment import Environment
-from leanq.lean.plain import difference, plain_lean
+from leanq.lean.run.plain import difference, plain_lean
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.queue.requests import Message, Reply
 

@@ -11,7 +11,7 @@ from support.terminals import Process, Terminal, ended, wait_for_line
 import leanq.lean.environment
 from leanq.client import LeanQClient
 from leanq.lean.environment import Environment
-from leanq.lean.toolchain import ask
+from leanq.lean.run.toolchain import ask
 from leanq.queue.settings import Settings
 
 CHECKS = 20

@@ -17,7 +17,7 @@ from support.terminals import Terminal, ended, wait_for_line
 
 from leanq.client import LeanQClient
 from leanq.commands.worker import run_until_stopped
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 

@@ -23,8 +23,8 @@ from support.waiting import eventually
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import ToolchainError
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.lean_driver import LeanDriver
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 

@@ -14,7 +14,7 @@ from support.waiting import eventually
 from leanq.consumer.held_requests import HeldRequests
 from leanq.consumer.slot_pool import SlotPool
 from leanq.fleet import logging as logs
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Job
 from leanq.queue.wire import pack_request, unpack_reply

@@ -30,7 +30,7 @@ from leanq.worker import Worker
 # What makes the echo driver of a worker process warm for whatever it ran.
 WARMING = """
 from msgspec import structs
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 cold = EchoDriver.run
 async def run(self, request):
     return structs.replace(await cold(self, request), warm=True)

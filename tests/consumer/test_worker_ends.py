@@ -12,7 +12,7 @@ from support.waiting import eventually
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UnavailableError
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 from leanq.worker import Worker

@@ -45,7 +45,7 @@ from leanq.errors import LeanQError, ToolchainError
 from leanq.fleet.prometheus import Page, Sample, counted_samples, fleet_samples
 from leanq.fleet.stats import fleet_stats
 from leanq.gateway.keys import KeyFile
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.queue.keys import new_request_id
 from leanq.queue.requests import Reply, Request, Verdict
 from leanq.queue.results import Settlement, Submission

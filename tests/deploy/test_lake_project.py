@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.required import missing
 
-from leanq.lean.fork_server.prepared import NAME
+from leanq.lean.run.headers import NAME
 
 Build = Callable[..., subprocess.CompletedProcess[str]]
 

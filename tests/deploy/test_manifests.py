@@ -33,7 +33,7 @@ from support.fleet.manifests import (
 )
 
 from leanq.cli import cli
-from leanq.lean.headers_memory import LEAST_BYTES, WORKER_BYTES
+from leanq.lean.run.headers_memory import LEAST_BYTES, WORKER_BYTES
 
 # The oldest that docs/operations/kubernetes.md promises, and that of the pods' user namespaces.
 VERSIONS = ("1.27", "1.33")

@@ -41,8 +41,8 @@ _EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 _GROUPS: dict[str, tuple[int, tuple[str, ...]]] = {
     "lua": (27, ("leanq/queue/lua",)),
     "queue": (18, ("leanq/queue", "leanq/producer", "leanq/consumer", "leanq/states.py")),
-    "judge": (14, ("leanq/lean/audit",)),
-    "sandbox": (9, ("leanq/lean/sandbox", "leanq/lean/fork_server")),
+    "judge": (14, ("leanq/lean/judge", "leanq/lean/run/image.py", "leanq/lean/run/olean.py")),
+    "sandbox": (9, ("leanq/lean/sandbox", "leanq/lean/run")),
     "lean": (8, ("leanq/lean",)),
     "scaler": (6, ("leanq/fleet", "leanq/scale.py")),
     "campaigns": (6, ("leanq/campaigns",)),
@@ -113,7 +113,7 @@ class _Tests:
         folders = {
             "replay": ("trainers/test_replay",),
             "state": ("test_states",),
-            "snapshot": ("test_states", "lean/snapshots/"),
+            "snapshot": ("test_states", "lean/goals/test_snapshot"),
         }
         wanted = {
             place for name in names for place in folders.get(name.partition("_")[0], ("queue/",))

@@ -20,7 +20,7 @@ from support.waiting import eventually
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import UsageError, WireError
 from leanq.fleet.costs import Cost, Costs, costs, costs_of
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.lean.environment import Environment
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.operator_queue import every_queue

@@ -42,7 +42,7 @@ from leanq.commands.worker import metrics_page
 from leanq.fleet import prometheus, tracing
 from leanq.fleet.prometheus import Page, exposition, fleet_samples
 from leanq.fleet.stats import Times, environments_of, fleet_stats
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.local import running

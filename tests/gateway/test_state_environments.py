@@ -9,7 +9,7 @@ from support.queue.queues import Queue
 
 from leanq.gateway.access import Access
 from leanq.gateway.keys import KeyFile
-from leanq.lean.recipes import Hole, Recipe, Source
+from leanq.lean.goals.recipes import Hole, Recipe, Source
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 from leanq.states import RedisStates

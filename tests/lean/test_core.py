@@ -14,7 +14,7 @@ import pytest
 from support.lean.sites import Site
 
 HEAD = "prelude\nimport Core\n"
-CORE = Path(__file__).parents[2] / "leanq" / "lean" / "data" / "Core.lean"
+CORE = Path(__file__).parents[2] / "leanq" / "lean" / "run" / "Core.lean"
 TEXTBOOK = Path(__file__).parents[1] / "samples" / "textbook.lean"
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add": lambda n, m: n + m,

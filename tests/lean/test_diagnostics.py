@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leanq.lean.diagnostics import Printed, classify, message_of
+from leanq.lean.outcome import Printed, classify, message_of
 from leanq.lean.sandbox.process import Exit, Finished, Limits
 from leanq.queue.requests import Message, Reply
 from leanq.queue.wire import pack_reply, unpack_reply

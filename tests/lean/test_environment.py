@@ -17,9 +17,9 @@ import pytest
 from support.paths import ROOT
 
 from leanq.errors import ToolchainError
-from leanq.lean import hashes as hashes_module
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.files import compiled_modules
+from leanq.lean.run import files as hashes_module
+from leanq.lean.run.files import compiled_modules
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from support.lean.images import Lean
 
 from leanq.errors import AuditError
-from leanq.lean.audit.olean import open_image, read_parts
-from leanq.lean.audit.survey import places
 from leanq.lean.environment import Environment
-from leanq.lean.examples import Examples, examples_in, may_have_examples, names_sorry
+from leanq.lean.judge.examples import Examples, examples_in, may_have_examples, names_sorry
+from leanq.lean.run.olean import open_image, places, read_parts
 
 
 @pytest.fixture(scope="module")

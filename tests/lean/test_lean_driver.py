@@ -16,12 +16,11 @@ from support.lean.sites import Site, check, sample
 from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean import check as check_module
-from leanq.lean import lean_driver as lean_module
-from leanq.lean import process as program_module
-from leanq.lean.environment import Environment, open_environment
-from leanq.lean.toolchain import ask
-from leanq.lean.watch import Watch
+from leanq.lean import driver as lean_module
+from leanq.lean.environment import Environment, Watch, open_environment
+from leanq.lean.judge import check as check_module
+from leanq.lean.run import process as program_module
+from leanq.lean.run.toolchain import ask
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.wire import pack_reply
 

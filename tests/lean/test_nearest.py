@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from leanq.lean.nearest import nearest
+from leanq.lean.run.files import nearest
 
 MODULES = [
     *("Mathlib", "Mathlib.Foo.Bar", "Mathlib.Foo.Baz", "Mathlib.Foo.Quux", "Mathlib.Foo"),

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from support.lean.eager_forks import EagerForkServer
 from support.lean.sites import Site, check
 
-from leanq.lean import lean_driver
+from leanq.lean import driver as lean_driver
 from leanq.lean.environment import Environment
-from leanq.lean.language_server.documents import DocumentRules
+from leanq.lean.run.documents import DocumentRules
 from leanq.queue.requests import Message
 
 HEADER = "prelude\nimport Core\n"

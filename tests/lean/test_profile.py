@@ -19,9 +19,9 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import InvalidRequestError
-from leanq.lean.diagnostics import Printed
-from leanq.lean.process import Run
-from leanq.lean.profile import profiled
+from leanq.lean.outcome import Printed
+from leanq.lean.run.process import Run
+from leanq.lean.run.profile import profiled
 from leanq.lean.sandbox.process import Exit, Finished, Limits
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.requests import DeclarationTime, Message, Profile, Reply, Request

@@ -79,7 +79,7 @@ async def test_a_judge_that_meets_a_limit_says_so(
 ) -> None:
     driver = await site.one()
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
-    monkeypatch.setattr("leanq.lean.audit.judge_client._MOST_ANSWERED_BYTES", 10)
+    monkeypatch.setattr("leanq.lean.judge.judge_client._MOST_ANSWERED_BYTES", 10)
     reply = await driver.run(check(sample("or_swap")))
     assert (reply.verdict, reply.reason) == ("unjudged", "judge_limit")
     assert "the judge was stopped by a limit" in reply.messages[-1].text

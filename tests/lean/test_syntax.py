@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.lean.images import Lean
 
-from leanq.lean.audit.olean import read_module
 from leanq.lean.environment import Environment
-from leanq.lean.examples import name_examples
-from leanq.lean.syntax import Header, can_act, header_statements, split_header
+from leanq.lean.judge.examples import name_examples
+from leanq.lean.run.olean import read_module
+from leanq.lean.text import Header, can_act, header_statements, split_header
 
 NAMED = re.compile("def [𝕬-𝖟]{3}")
 

@@ -10,8 +10,8 @@ import pytest
 from support.lean.search_paths import with_folders
 from support.lean.sites import Site
 
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.lean_driver import LeanDriver
 from leanq.queue.requests import Reply, Request, Rule
 
 PRELUDE = "prelude\nimport Core\n"

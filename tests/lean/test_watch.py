@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from leanq.lean import watch as module
-from leanq.lean.environment import Environment, open_environment
-from leanq.lean.watch import Watch
+from leanq.lean import environment as module
+from leanq.lean.environment import Environment, Watch, open_environment
 
 
 @pytest.fixture

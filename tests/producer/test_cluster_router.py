@@ -24,9 +24,8 @@ from leanq.errors import (
     UnavailableError,
 )
 from leanq.producer.cluster_router import ClusterRouter
-from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import RequestBuilder
-from leanq.producer.route import RouteOptions
+from leanq.producer.route import Clusters, RouteOptions
 from leanq.queue.requests import Reply
 
 

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import ClosedError, LostError, UnavailableError, UnknownStateError
-from leanq.lean.recipes import Hole, Recipe, Source
+from leanq.lean.goals.recipes import Hole, Recipe, Source
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 

@@ -14,7 +14,7 @@ from support.servers import own_server
 from leanq.cli import cli
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UsageError
-from leanq.producer.destination import Clusters
+from leanq.producer.route import Clusters
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
 

@@ -14,7 +14,7 @@ from support.fleets import hurry, look, serving, until
 from support.queue.queues import Queue
 
 from leanq import LeanQClient, NoWorkerError
-from leanq.producer.worker_watch import Silence
+from leanq.producer.shard_router import Silence
 from leanq.queue.operator_queue import look as look_at
 from leanq.queue.settings import Settings
 

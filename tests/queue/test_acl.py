@@ -29,7 +29,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError, UsageError
 from leanq.fleet.stats import fleet_stats_of
 from leanq.gateway.keys import KeyFile
-from leanq.lean.recipes import Hole, Recipe, Source
+from leanq.lean.goals.recipes import Hole, Recipe, Source
 from leanq.producer.route import RouteOptions
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue import keys

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import UsageError
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.queue.keys import shape_key
 from leanq.queue.settings import Settings
 from leanq.queue.shard import announce_shape, check_shape

@@ -14,7 +14,7 @@ from support.lean.sites import Site, check
 from support.required import missing
 
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.language_server.documents import DocumentRules
+from leanq.lean.run.documents import DocumentRules
 from leanq.queue.metrics import COUNTS
 from leanq.queue.requests import Reply
 

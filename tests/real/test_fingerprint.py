@@ -11,7 +11,7 @@ from support.lean.libraries import Library
 from support.required import missing
 
 from leanq.lean.environment import open_environment
-from leanq.lean.files import compiled_modules
+from leanq.lean.run.files import compiled_modules
 
 _OPENED = re.compile(r'open(?:at)?\([^"]*"([^"]+)"[^)]*\) = \d')
 

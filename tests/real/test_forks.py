@@ -13,8 +13,8 @@ from support.lean.lean_texts import lean_texts
 from support.lean.libraries import Library
 
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.fork_server.headers import forkable_header
-from leanq.lean.fork_server.server import fault_of_forks
+from leanq.lean.run.fork_server import fault_of_forks
+from leanq.lean.run.headers import forkable_header
 
 PROOF = """theorem t (a b : Nat) (h : a < b) : a + 1 ≤ b := by omega
 theorem u (xs : List Nat) : xs ++ [] = xs := by simp

@@ -16,8 +16,8 @@ from support.lean.sites import Site, check, new_site
 from support.waiting import eventually
 
 from leanq.errors import ToolchainError
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import open_environment
-from leanq.lean.lean_driver import LeanDriver
 from leanq.queue.requests import Reply, Request
 
 RIGHT = "import Std\ntheorem t (x y : Nat) (h : x < y) : x + 1 ≤ y := by omega\n"

@@ -15,11 +15,11 @@ import pytest_asyncio
 from support.lean.libraries import Library, judged_folder
 from support.lean.other_lean import other_lean
 
-from leanq.lean.audit.image import Image
-from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.environment import open_environment
+from leanq.lean.judge.judge_client import Judgement, Judges
+from leanq.lean.run.image import Image
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.syntax import Header
+from leanq.lean.text import Header
 
 LIMITS = Limits(cpu_s=120.0, wall_s=400.0, memory_bytes=4 << 30)
 FILES = Path(__file__).parent / "lean28"

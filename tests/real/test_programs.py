@@ -6,8 +6,8 @@ import pytest
 from support.lean.libraries import Library
 from support.lean.sites import Site, check
 
-from leanq.lean.audit.evaluators import scan
-from leanq.lean.audit.programs import FIELDS
+from leanq.lean.run.evaluators import scan
+from leanq.lean.run.programs import FIELDS
 
 HONEST = [
     "def f (order : Nat) := order\ntheorem t (k : Nat) : f (order := k) = k := rfl",

@@ -13,7 +13,7 @@ import pytest
 from support.lean.libraries import Library, has_modules
 from support.lean.sites import Site, check
 
-from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.driver import LeanDriver
 from leanq.queue.requests import Reply, Request
 
 ROWS: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "steps.toml").read_text())[

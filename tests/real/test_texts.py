@@ -13,8 +13,8 @@ from support.lean.libraries import Library, layouts
 from support.lean.real_texts import TEXTS, RealText, ask_plain, texts_for
 from support.lean.sites import check, new_site
 
-from leanq.lean.audit.judge_lean import judge_lean
 from leanq.lean.environment import Environment
+from leanq.lean.judge.judge_lean import judge_lean
 from leanq.queue.requests import Reply
 
 SLOTS = 2

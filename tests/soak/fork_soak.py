@@ -30,10 +30,10 @@ from support.lean.sites import Site, check, new_site
 from support.paths import SAMPLES
 
 from leanq.errors import SandboxError
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import open_environment
-from leanq.lean.fork_server.server import ForkRules, ForkServer
-from leanq.lean.fork_server.zygote_client import Zygote
-from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.run.fork_server import ForkRules, ForkServer
+from leanq.lean.run.zygote_client import Zygote
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.queue.metrics import COUNTS
 from leanq.queue.requests import Request

@@ -25,11 +25,11 @@ from support.lean.second_kernel import SecondKernel
 from support.lean.second_reader import SecondReader, Tree, Trees
 from support.lean.trees import PRELUDE, TREES
 
-from leanq.lean.audit.ending import Ended
-from leanq.lean.audit.judge_client import Judgement, Judges
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.judge.declarations import Ended
+from leanq.lean.judge.judge_client import Judgement, Judges
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.syntax import split_header
+from leanq.lean.text import split_header
 
 _AT_ONCE, _SLOTS = 2, 4  # so that the processes of both headers stay
 _TENANTS = ("alice", "alice", "bob")

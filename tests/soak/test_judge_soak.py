@@ -10,8 +10,8 @@ from support.lean.images import Lean
 from support.lean.mutations import MUTATIONS, Sample, mutated
 from support.lean.second_kernel import UnconfirmedError
 
-from leanq.lean.audit.image import Image
 from leanq.lean.environment import Environment
+from leanq.lean.run.image import Image
 
 
 @pytest.fixture(scope="module")

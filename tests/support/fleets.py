@@ -23,8 +23,7 @@ from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.consumer.claim_state import Demand
 from leanq.consumer.consumer import WorkerTimings
 from leanq.errors import UnavailableError, WorkerError
-from leanq.lean.driver import Driver
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import Driver, EchoDriver
 from leanq.queue.keys import new_request_id
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.lean.libraries import NoLibraryError, layouts, library
 
 from leanq import Pool
-from leanq.lean.completions import MAX_CANDIDATES, candidates_of
+from leanq.lean.goals.completions import MAX_CANDIDATES, candidates_of
 from leanq.trainers.rewards import LeanReward
 
 _TABLE = tomllib.loads(Path(__file__).with_name("completions.toml").read_text())

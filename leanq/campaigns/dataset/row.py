@@ -10,13 +10,13 @@ from itertools import chain, islice
 from typing import Any
 
 from leanq.errors import UsageError
-from leanq.lean.completions import (
+from leanq.lean.goals.completions import (
     candidates_of,
     open_definitions,
     with_header,
     with_sorry,
 )
-from leanq.lean.syntax import split_header
+from leanq.lean.text import split_header
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_CODE_BYTES = MAX_REQUEST_BYTES - 4096

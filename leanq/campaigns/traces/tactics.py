@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from leanq.lean.language_server.tactics import TacticSpan, tactics_of
+from leanq.lean.run.documents import TacticSpan, tactics_of
 from leanq.queue.requests import Tactic
 
 Goals = tuple[str, ...]

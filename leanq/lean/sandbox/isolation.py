@@ -34,7 +34,7 @@ _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 # <asm/unistd.h>; the other calls have one number everywhere.
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MACHINE = os.uname().machine
-_FILTER = f"{os.path.dirname(__file__)}/../data/seccomp.{_MACHINE}.bpf"
+_FILTER = f"{os.path.dirname(__file__)}/seccomp.{_MACHINE}.bpf"
 # <sys/prctl.h> and <linux/capability.h>
 _SET_PDEATHSIG, _SET_DUMPABLE, _CAPBSET_DROP = 1, 4, 24
 _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS, _CAPABILITY_VERSION = 36, 38, 0x20080522

@@ -20,11 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
-from leanq.lean.sandbox.cgroup import Cgroup
-from leanq.lean.sandbox.first_process import FirstProcess
-from leanq.lean.sandbox.forked import DEFAULT, be_program, keep_only
+from leanq.lean.sandbox.cgroup import (
+    Cgroup,
+    UsageSampler,
+    descendants,
+    own_memory_bytes,
+    stat_fields,
+)
+from leanq.lean.sandbox.first_process import DEFAULT, FirstProcess, be_program, keep_only
 from leanq.lean.sandbox.scratch import Scratch, empty
-from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes, stat_fields
 from leanq.lean.sandbox.walls import Walls
 
 MESSAGE_BYTES = 1 << 18  # above a socket buffer's default, so nothing is cut

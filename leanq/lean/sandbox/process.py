@@ -23,7 +23,7 @@ class Limits:
     """The limits of a program.
 
     ``cpu_s`` and ``memory_bytes`` are for the program and all its descendants together, measured
-    every 25 ms to ``look_s`` (see ``leanq.lean.sandbox.usage``). So is ``scratch_bytes``, the disk
+    every 25 ms to ``look_s`` (see ``leanq.lean.sandbox.cgroup``). So is ``scratch_bytes``, the disk
     space of its scratch folder. ``output_bytes`` limits the unread bytes of both outputs together;
     of standard output alone if standard error is kept as a tail.
     """

@@ -53,10 +53,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from leanq.lean.sandbox import isolation
-from leanq.lean.sandbox.cgroup import Cgroup
+from leanq.lean.sandbox.cgroup import Cgroup, children
 from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, GoOn, Monitor, end_all, tell
 from leanq.lean.sandbox.scratch import Scratch, empty
-from leanq.lean.sandbox.usage import children
 from leanq.lean.sandbox.walls import Walls
 
 # Where programs find their scratch folder in a root of their own.

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from leanq.lean.sandbox.demands import missing_walls
 from leanq.lean.sandbox.sandbox import probe
+from leanq.lean.sandbox.walls import missing_walls
 
 # A user without privileges, who may make namespaces, and to whom a part of /proc is hidden.
 INSIDE = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "--mount"]

@@ -178,7 +178,7 @@ async def test_no_child_is_too_short_to_count(sandbox: Sandbox) -> None:
 async def test_what_no_process_waits_for_counts_on_when_it_is_gone() -> None:
     code = """
         import os, signal, time
-        from leanq.lean.sandbox.usage import UsageSampler
+        from leanq.lean.sandbox.cgroup import UsageSampler
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         sampler = UsageSampler()
         for _ in range(3):

@@ -51,7 +51,7 @@ POLICY = load_policy()
 
 @cache
 def program(architecture: str) -> list[bpf.Instruction]:
-    file = ROOT / "leanq" / "lean" / "data" / f"seccomp.{architecture}.bpf"
+    file = ROOT / "leanq" / "lean" / "sandbox" / f"seccomp.{architecture}.bpf"
     return bpf.disassemble(file.read_bytes())
 
 

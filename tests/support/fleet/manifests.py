@@ -16,7 +16,7 @@ import yaml
 
 from leanq.cli import cli
 from leanq.commands.submit import submit
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import variables
 from support.paths import ROOT

@@ -18,7 +18,7 @@ from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile
 from leanq.gateway.metrics import GatewayMetrics, Readiness
 from leanq.gateway.server import GatewayServer, listen
-from leanq.lean.echo import EchoDriver
+from leanq.lean.driver import EchoDriver
 from leanq.queue.requests import Message, Reason, Reply, Request, Sorry, Verdict
 from leanq.queue.settings import Settings
 

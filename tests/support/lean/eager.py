@@ -9,11 +9,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.fork_server.server import ForkRules
-from leanq.lean.lean_driver import LeanDriver
-from leanq.lean.prefixes import PrefixRules
-from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.goals.prefixes import PrefixRules
+from leanq.lean.goals.snapshots import SnapshotCache
+from leanq.lean.run.fork_server import ForkRules
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 

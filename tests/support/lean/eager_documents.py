@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leanq.lean.fork_server.server import ForkRules, ForkServer
-from leanq.lean.language_server.documents import DocumentRules, Documents
+from leanq.lean.run.documents import DocumentRules, Documents
+from leanq.lean.run.fork_server import ForkRules, ForkServer
 
 
 class NoForkServer(ForkServer):

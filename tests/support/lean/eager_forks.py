@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from leanq.errors import SandboxError
-from leanq.lean.fork_server.proof import SHARED, Key, memory_of
-from leanq.lean.fork_server.server import ForkServer
+from leanq.lean.run.fork_server import ForkServer
+from leanq.lean.run.proof import SHARED, Key, memory_of
 from leanq.lean.sandbox.sandbox import Sandbox
 
 

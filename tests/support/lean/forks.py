@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.headers import forkable_header
-from leanq.lean.fork_server.proof import RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkRules, ForkServer
-from leanq.lean.process import Lean, Slot
+from leanq.lean.run.fork_server import ForkRules, ForkServer
+from leanq.lean.run.headers import forkable_header
+from leanq.lean.run.process import Lean, Slot
+from leanq.lean.run.proof import RunBytes, compiled_by
 from leanq.lean.sandbox.sandbox import Limits
 from support.waiting import eventually
 

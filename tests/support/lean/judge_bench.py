@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from leanq.lean.audit.judge_forks import Files, Forks
+from leanq.lean.judge.judge_forks import Files, Forks
 
 
 class CountingBench:

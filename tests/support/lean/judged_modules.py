@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanq.lean.audit.image import Image, Name, Raw
-from leanq.lean.audit.judge_client import Judgement, Judges
-from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.environment import Environment
+from leanq.lean.judge.judge_client import Judgement, Judges
+from leanq.lean.run.image import Image, Name, Raw
+from leanq.lean.run.olean import display, open_image, read_parts
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.syntax import Header
+from leanq.lean.text import Header
 
 _EQUATION = re.compile(r"eq_\d+")
 LIMITS = Limits(cpu_s=600.0, wall_s=1800.0, memory_bytes=8 << 30)

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanq.lean.audit.image import Image as Reader
+from leanq.lean.run.image import Image as Reader
 from support.lean.images import Image
 
 PART_BYTES = 1 << 16

@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.goals.snapshots import SnapshotCache, Snapshots
 from leanq.states import MemoryStates, Packed
 
 MB = 1 << 20

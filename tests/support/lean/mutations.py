@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from leanq.lean.audit.image import Image
+from leanq.lean.run.image import Image
 from support.lean.second_reader import SecondReader, Trees
 
 _CONSTRUCTORS, _STRING, _NUMBER = range(244), 249, 250

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from leanq.lean.environment import Environment, open_environment
-from leanq.lean.toolchain import wheel_libraries, wheel_toolchain
+from leanq.lean.run.toolchain import wheel_libraries, wheel_toolchain
 from support.required import missing
 
 VERSION = "4.28.0"

@@ -19,7 +19,7 @@ def own_arguments(command: Sequence[str]) -> list[str]:
 
 
 class Preloaded:
-    """What :class:`leanq.lean.fork_server.preloaded.Preloaded` is, of Python."""
+    """What :class:`leanq.lean.run.preloaded.Preloaded` is, of Python."""
 
     def __init__(
         self,

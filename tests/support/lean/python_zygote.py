@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
-from leanq.lean.fork_server import zygote_client
-from leanq.lean.fork_server.zygote_client import Zygote
+from leanq.lean.run import zygote_client
+from leanq.lean.run.zygote_client import Zygote
 from leanq.lean.sandbox.sandbox import PACKAGE, Sandbox, Supervisor
 from support.lean.sandboxes import PYTHON, children
 
@@ -25,7 +25,7 @@ _BOOT = """
 import os, sys, types
 leanq = sys.modules["leanq"] = types.ModuleType("leanq")
 leanq.__path__ = [sys.argv[1]]
-from leanq.lean.fork_server import zygote
+from leanq.lean.run import zygote
 names = {}
 forks = int(sys.argv[3])
 def scarce(fork=os.fork):

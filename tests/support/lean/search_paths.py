@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leanq.lean import environment as environment_module
 from leanq.lean.environment import Environment
-from leanq.lean.files import compiled_modules
+from leanq.lean.run.files import compiled_modules
 
 
 def with_folders(environment: Environment, folders: Iterable[Path]) -> Environment:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from leanq.lean.driver import LeanDriver
 from leanq.lean.environment import Environment
-from leanq.lean.lean_driver import LeanDriver
 from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates
 from support.lean.sandboxes import children, marked, new_marker

@@ -39,9 +39,8 @@ import redis.asyncio as redis
 from leanq.client import LeanQClient
 from leanq.errors import QueueError, RequestError, WireError
 from leanq.producer.cluster_router import ClusterRouter
-from leanq.producer.destination import Clusters
 from leanq.producer.request_builder import SubmitOptions
-from leanq.producer.route import Route, RouteOptions
+from leanq.producer.route import Clusters, Route, RouteOptions
 from leanq.producer.shard_router import ShardRouter
 from leanq.queue.connection import Address, Link
 from leanq.queue.requests import LEAN_VERDICTS, Reply

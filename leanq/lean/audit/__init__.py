@@ -1,1 +1,0 @@
-"""Accepted means proved: checks of compiled files that do not rest on Lean's word."""

@@ -1,1 +1,0 @@
-"""The fork server: a process that has imported a header once, and is forked for each text."""

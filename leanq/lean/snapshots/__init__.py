@@ -1,1 +1,0 @@
-"""Snapshots of elaborated prefixes: made, kept, fetched, and weighed against a replay."""

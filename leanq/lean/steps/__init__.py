@@ -1,1 +1,0 @@
-"""Goals of the holes in a text, and tactics tried on them."""
