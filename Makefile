@@ -6,7 +6,7 @@ REAL_TESTS ?= tests/real
 LOWEST_TESTS ?= $(addprefix tests/,queue/test_queue.py queue/test_wire.py queue/test_connection.py \
 	fleet/test_metrics.py fleet/test_scaler_kubernetes.py gateway/test_keys.py gateway/test_v1.py \
 	campaigns/test_rows_kinds.py campaigns/test_rq_queue.py trainers/test_mcp_server.py \
-	lean/test_recipes.py commands/test_numbers.py commands/test_watch.py)
+	lean/goals/test_recipes.py commands/test_numbers.py commands/test_watch.py)
 BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE

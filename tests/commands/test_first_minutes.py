@@ -76,9 +76,10 @@ def test_doctor_looks_at_the_environments_that_are_named(
     (folder,) = core.search_path
     done = terminal.run("doctor", "--json", "--env", f"one={folder}", "--env", f"two={folder}")
     assert (done.code, done.err) == (0, "")
-    assert [line["what"] for line in done.lines][4:] == 2 * [
+    assert [line["what"] for line in done.lines][5:] == 2 * [
         "lean",
         "judge",
+        "first texts",
         "fork server",
         "check",
     ]

@@ -68,7 +68,7 @@ def test_texts_are_made_behind_the_library_and_both_agree(
     assert seen["verdicts"] == {"accepted": 20, "rejected": 20}
     assert (seen["differing"], seen["differ"], seen["errors"]) == (0, [], [])
     assert {each["what"]: each["works"] for each in seen["findings"]} == dict.fromkeys(
-        ("sandbox", "lean", "judge", "fork server", "check"), True
+        ("sandbox", "lean", "judge", "fork server", "first texts", "check"), True
     )
     assert all(seen[name] > 0 for name in ("first_s", "texts_per_s", "cpu_s", "lean_cpu_s"))
     assert "agrees on each, word for word" in page.read_text()

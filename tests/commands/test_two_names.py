@@ -15,7 +15,7 @@ from leanq.lean.run.toolchain import ask
 from leanq.queue.settings import Settings
 
 CHECKS = 20
-CORE = Path(leanq.lean.environment.__file__).parent / "data" / "Core.lean"
+CORE = Path(leanq.lean.environment.__file__).parent / "run" / "Core.lean"
 HOLE = "prelude\nimport Given\ntheorem s (p : Prop) : p → p := sorry\n"
 
 

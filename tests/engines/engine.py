@@ -187,7 +187,7 @@ def _lean(folder: Path) -> Path:
     run(*command, "-Wl,--export-dynamic", text=_LEAN_C)
     for module in ("Core", "Init"):  # Init, so that a text without `prelude` begins with something
         source = context / f"{module}.lean"
-        shutil.copy(ROOT / "leanq" / "lean" / "data" / "Core.lean", source)
+        shutil.copy(ROOT / "leanq" / "lean" / "run" / "Core.lean", source)
         run(program, "-o", library / f"{module}.olean", source.name, folder=context)
     # For the Dockerfile to remove.
     for path in (program.parent / "clang", program.parent / "leanc", library / "x.a", done):

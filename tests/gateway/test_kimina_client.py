@@ -16,6 +16,7 @@ from support.fleets import working
 from support.gateway.gateways import Scripted, new_gateway
 from support.gateway.kimina_reading import documented
 from support.paths import ROOT, SAMPLES, SUPPORT
+from support.queue.counted import leave_out
 from support.required import missing
 
 from leanq.queue.settings import Settings
@@ -105,6 +106,7 @@ async def test_a_thousand_texts_with_failures_between_them_have_their_own_ends(
     says = documented()
     words = [list(says)[number % len(says)] for number in range(1000)]
     snippets = [(str(number), f"-- {word} {number}") for number, word in enumerate(words)]
+    leave_out(settings.prefix)
     async with working(settings, Scripted(), slots=16), new_gateway(settings) as gateway:
         results = await ask(
             client, kind, gateway.url, snippets, batch_size=100, max_workers=4, timeout=5

@@ -67,7 +67,7 @@ async def test_a_limit_that_was_met(
 
 @pytest.mark.slow
 async def test_a_judge_that_does_not_start_says_nothing_of_the_text(site: Site) -> None:
-    driver = await site.driver(hidden=[PACKAGE / "lean" / "audit"])
+    driver = await site.driver(hidden=[PACKAGE / "lean" / "judge"])
     reply = await driver.run(check("theorem t (p : Prop) (h : p) : p := h"))
     assert (reply.verdict, reply.reason) == ("unjudged", "judge_unavailable")
     assert "the judge does not start here" in reply.messages[-1].text

@@ -117,8 +117,10 @@ class Terminal:
         return ended(process, stdin)
 
     def busy(self) -> bool:
-        """Whether a Lean process of one of its workers has a text to work on."""
-        return any(map(self.owns, busy("lean_launcher.py")))
+        """Whether a Lean process of one of its workers has a text to work on: one of its own, or a
+        fork, since no process imports a test's small library for so long."""
+        own, forks = busy("lean_launcher.py"), busy("leanq.lean.run.zygote", least_s=2.0)
+        return any(map(self.owns, [*own, *forks]))
 
     def owns(self, pid: int) -> bool:
         """Whether a process descends from one of its commands."""

@@ -374,12 +374,13 @@ class Judges:
         folders = (*python_folders(), PACKAGE, *path, *(file.parent for file in lean.libraries))
         sandbox = await self._sandbox(*folders)
         process = await _JudgeProcess.start(sandbox, self._environment, start, order)
-        if process.unavailable and self._images is not None and start.has_kernel:
-            # A clean-up may have deleted images; the next file may find room on a full disk.
-            if await asyncio.to_thread(self._images.forget_lost):
+        if process.unavailable and start.has_kernel:
+            # A clean-up may have deleted images.
+            if self._images is not None and await asyncio.to_thread(self._images.forget_lost):
                 await process.close()
                 return await self._started(start)
-            process.serves = None if lean.fault else process.serves
+            # The next file may find a module that was lost, or room on a full disk.
+            process.serves = None
         return process
 
     async def self_test(self, *, anew: bool = True) -> str:

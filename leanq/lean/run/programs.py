@@ -202,7 +202,7 @@ _NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
 _NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
 _NOTATION = re.compile(r"notation3?|infix[lr]?|prefix|postfix")
-_INSTANCE = re.compile(r"\w*instance")
+_INSTANCE = re.compile(r"(?<!\w)\w*instance")
 # An antiquotation: `$x`, `$(…)`, `$[…]*`. Behind the `$` that applies a function stands a blank.
 _SPLICED = re.compile(r"\$[^\s>)]")
 # With a comment before or behind it, a name may be one that is declared.

@@ -330,8 +330,12 @@ async def test_tenants_that_take_turns_keep_their_forks(
 ) -> None:
     judges = Judges(core, slots=2)
     try:
-        # Each starts a process, since the other one's is busy.
-        await asyncio.gather(*(files["swap"](judges, tenant) for tenant in ("alice", "bob")))
+        tenants = ("alice", "bob")
+        # Files wait for the first process until that has taken as long as the start of a second.
+        async with asyncio.timeout(60):
+            while len(forks()) < 2:
+                await asyncio.gather(*(files["swap"](judges, each) for each in 4 * tenants))
+        await asyncio.gather(*(files["swap"](judges, each) for each in tenants))
         seen = [{*forks()}]
         for tenant in ("alice", "bob", "alice", "bob"):
             assert (await files["own"](judges, tenant)).proved

@@ -18,7 +18,7 @@ from support.required import missing
 VERSION = "4.28.0"
 # Lean's code holds the last eight digits of its commit in an instruction, so they stay.
 COMMIT = "38f3c0c45b8df6da2652faff6dcaa15a"
-CORE = Path(__file__).parents[3] / "leanq" / "lean" / "data" / "Core.lean"
+CORE = Path(__file__).parents[3] / "leanq" / "lean" / "run" / "Core.lean"
 
 # What a library of Lean's states about numbers, beside what Core declares.
 INIT = """

@@ -59,13 +59,13 @@ def marked(marker: str) -> list[int]:
     return found
 
 
-def busy(marker: str) -> list[int]:
-    """Those of them that have spent CPU time on more than their start: 0.3 s."""
+def busy(marker: str, least_s: float = 0.3) -> list[int]:
+    """Those of them that have spent CPU time on more than their start."""
     found = []
     for pid in marked(marker):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-            if sum(map(int, fields[11:13])) > 30:
+            if sum(map(int, fields[11:13])) > 100 * least_s:
                 found.append(pid)
     return found
 
