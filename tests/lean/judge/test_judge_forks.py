@@ -336,6 +336,7 @@ async def test_tenants_that_take_turns_keep_their_forks(
             while len(forks()) < 2:
                 await asyncio.gather(*(files["swap"](judges, each) for each in 4 * tenants))
         await asyncio.gather(*(files["swap"](judges, each) for each in tenants))
+        await eventually(lambda: len(forks()) == 2)  # those of other tenants have ended
         seen = [{*forks()}]
         for tenant in ("alice", "bob", "alice", "bob"):
             assert (await files["own"](judges, tenant)).proved
