@@ -596,7 +596,8 @@ class _Pool:
         return self._places.setdefault(start._replace(prints=True), _Place())
 
     def _take(self, start: _Start, tenant: str | None) -> _JudgeProcess | None:
-        for process in sorted(self._idle, key=lambda each: each.tenant != tenant):
+        # One that was used long ago, rather than the fork of a tenant who is at work.
+        for process in sorted(self._idle, key=lambda each: (each.tenant != tenant, each.used_s)):
             if process.serves in (start, start._replace(prints=True)):
                 self._idle.remove(process)
                 return process
