@@ -19,11 +19,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lean import Fleet, through_leanq
+from lean import Fleet, one_by_one_ms, through_leanq
 from places import Place, new_place, print_table, server_info, worker, xargs
 from processes import cpu_s
 
@@ -112,21 +111,8 @@ class Reused:
         self.process.wait()
 
 
-async def checks(settings: Settings, place: Place, names: Sequence[str]) -> list[float]:
-    """Returns the seconds of each check, one at a time."""
-    found = []
-    async with AsyncLeanQClient(settings) as client:
-        for name in names:
-            code = (place.files / f"{name}.lean").read_text()
-            began = time.perf_counter()
-            reply = await client.check(code)
-            found.append(time.perf_counter() - began)
-            assert reply.verdict == "accepted", reply
-    return found
-
-
-async def steps(settings: Settings, header: str, ends: str) -> list[float]:
-    """Returns the seconds of each step, one at a time; ``ends``: a tactic that follows in each."""
+async def steps_ms(settings: Settings, header: str, ends: str) -> list[float]:
+    """Returns the milliseconds of each step, one at a time. ``ends``: the end of each tactic."""
     found = []
     async with AsyncLeanQClient(settings) as client:
         reply = await client.check(f"{header}\n{_THEOREMS[0].format(0, 'sorry')}\n")
@@ -137,7 +123,7 @@ async def steps(settings: Settings, header: str, ends: str) -> list[float]:
             done = await client.step(state, f"have h{abs(number)} := h{ends}")
             assert done.verdict == ("accepted" if ends else "incomplete"), done
             if number > 0:
-                found.append(time.perf_counter() - began)
+                found.append(1000 * (time.perf_counter() - began))
     return found
 
 
@@ -191,14 +177,14 @@ def measure(
                 "queue_cpu_ms": 1000 * server_s / files,
                 "load": os.getloadavg()[0],
             }
-            for kind, times_s in (
-                ("check", asyncio.run(checks(settings, place, batch(_ALONE)))),
-                ("step", asyncio.run(steps(settings, header, ""))),
-                ("closing", asyncio.run(steps(settings, header, "\nomega"))),
+            for kind, times_ms in (
+                ("check", asyncio.run(one_by_one_ms(place, fleet, batch(_ALONE), 0.0))),
+                ("step", asyncio.run(steps_ms(settings, header, ""))),
+                ("closing", asyncio.run(steps_ms(settings, header, "\nomega"))),
             ):
-                cuts_s = statistics.quantiles(times_s, n=20)
-                seen[f"{kind}_p50_ms"] = 1000 * cuts_s[9]
-                seen[f"{kind}_p95_ms"] = 1000 * cuts_s[18]
+                cuts_ms = statistics.quantiles(times_ms, n=20)
+                seen[f"{kind}_p50_ms"] = cuts_ms[9]
+                seen[f"{kind}_p95_ms"] = cuts_ms[18]
             for name, value in seen.items():
                 figures[name].append(value)
     finally:

@@ -109,7 +109,7 @@ def test_a_worker_outlives_the_server_as_well(own: Server) -> None:
         until(lambda: len(driver.running) == 2)
         own.stop()
         own.start()
-        # What it held belongs to no worker any more: it stops, and takes it up again when told to.
+        # The requests that the worker held are nobody's now. It stops them, and runs them anew.
         until(lambda: len(driver.stopped) == 2)
         driver.let_go()
         assert results(futures) == [b"held %d" % n for n in range(10)]

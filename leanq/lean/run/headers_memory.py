@@ -112,6 +112,7 @@ class HeadersMemory:
     idle_s: float = _IDLE_S
     _holders: dict[Holder, None] = field(default_factory=dict)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def join(self, holder: Holder) -> None:
         """Counts what ``holder`` yields from now on, until it leaves."""
@@ -124,8 +125,8 @@ class HeadersMemory:
         return sum(each.held_bytes for each in self._ready())
 
     async def make_room(self) -> None:
-        """Ends what was used least recently until the rest is within the budget. What was used last
-        stays, or a header larger than all would be made for each of its texts."""
+        """Ends what was used least recently until the rest is within the budget. It keeps what was
+        used last, or each text would import a header that is larger than the budget."""
         async with self._one_at_a_time:
             for each in self._ready()[:-1]:
                 if self.held_bytes() <= self.most_bytes:
@@ -133,10 +134,12 @@ class HeadersMemory:
                 await self._end(each, "beyond")
 
     async def tend(self) -> None:
-        """Looks each second what was not used for minutes, and whether memory is short."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            await self.look()
+        """Looks each second what was not used for minutes, and whether memory is short. Each
+        environment calls it, and one of them looks for all until it is cancelled."""
+        async with self._tending:
+            while True:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                await self.look()
 
     async def look(self) -> None:
         async with self._one_at_a_time:
