@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 
 import pytest
 from support.fleets import look, until
-from support.lean.sandboxes import marked
 from support.required import missing
 from support.terminals import Terminal, samples, wait_for_line
 
+from leanq.lean.sandbox.cgroup import children
 from leanq.queue.settings import Settings
 from leanq.queue.wire import unpack_info
 
@@ -54,14 +55,15 @@ def test_lean_processes_keep_to_the_share(settings: Settings, terminal: Terminal
     assert unpack_info(row.info)["slots"] == len(half)
     assert terminal.run("submit", *samples("and_swap")).code == 0
 
-    def leans() -> list[int]:
-        return [pid for pid in marked("lean_launcher.py") if terminal.owns(pid)]
-
     # Lean overflows its stack after some twenty seconds.
     running = terminal.start("submit", *samples("stack_overflow"), stdout=subprocess.DEVNULL)
-    until(lambda: bool(leans()))
-    for pid in (worker.pid, *leans()):
-        assert os.sched_getaffinity(pid) == half
+    until(terminal.busy)
+    family = [worker.pid]
+    for parent in family:  # which grows meanwhile
+        with contextlib.suppress(OSError):  # it has just ended
+            family += children(str(parent))
+            assert os.sched_getaffinity(parent) == half
+    assert len(family) > 3
     running.terminate()
     running.wait(60)  # it withdraws its request while there is a worker that can be told
 
