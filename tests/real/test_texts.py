@@ -21,6 +21,7 @@ SLOTS = 2
 # Lean's words for these, as leanq prints them, leave out types that Lean then cannot find.
 NOT_READ_BACK = {
     "decide_small",
+    "header_module_hides_a_lemma",
     "header_of_parts",
     "norm_cast_push",
     "rw_motive_dependent",

@@ -318,7 +318,7 @@ async def test_a_further_file_gets_all_of_its_time() -> None:
 async def test_a_further_files_printing_gets_all_of_its_time() -> None:
     first = {"tenant": "alice", "kind": "goes on", "file": ""}
     # Alone, both statements are printed, within a second.
-    slow = {**first, "spins_s": 2.5, "prints_s": 0.4}
+    slow = {**first, "spins_s": 2.5, "prints_s": 0.3}
     found = forked([first, slow])
     assert [each["answer"]["number"] for each in found] == [1, 2]
     assert [each["statements"] for each in found] == [["a", "b"]] * 2

@@ -222,9 +222,9 @@ def test_what_stands_in_a_compiled_files_place_is_not_read_whole(tmp_path: Path,
 def test_a_header_with_two_readings_a_line_is_read_once(core: Environment) -> None:
     """A worker reads nothing else meanwhile, and whoever gets the request after it neither."""
     lines = "prelude\n" + "import all public import Core\n" * 200
-    began_s = time.monotonic()
+    began_s = time.process_time()
     assert forkable_header(core, f"{lines}import «Core»\n{PROOF}") is None
-    assert time.monotonic() - began_s < 1.0
+    assert time.process_time() - began_s < 5.0
 
 
 @pytest.mark.slow
