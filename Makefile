@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks test-documents test-user real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults mutants sim sim-quick dist release clean help
+.PHONY: demo test test-all test-slow test-forks test-documents test-user real-test servers-test lowest-test pythons-test image-test k8s-test slurm-test ray-test otel-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick figures bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-walls soak-campaign soak-traces soak-judge soak-fork find-faults mutants sim sim-quick dist release clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -23,9 +23,10 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
-test-all: $(VENV)/dev ## all tests but real-test's, and those of the lean driver once more in forks and by Lean's language server; twenty minutes
-	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/real
-	$(MAKE) test-forks test-documents
+test-all: test test-slow test-forks test-documents ## all tests but real-test's, and those of the lean driver once more in forks and by Lean's language server; half an hour
+
+test-slow: $(VENV)/dev ## the slow tests, and all properties at full length; twenty minutes
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/real -m "slow or hypothesis"
 
 test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/goals/test_holes.py tests/lean/goals/test_steps.py
